@@ -1,0 +1,49 @@
+"""lamina: partial differential equations on surfaces, in whatever form the surface comes.
+
+>>> import lamina
+>>> domain = lamina.Domain(lamina.Sphere(), spacing=0.2)
+>>> u = lamina.poisson(domain, lambda x: -6 * x[:, 0] * x[:, 1])
+>>> exact = domain.points[:, 0] * domain.points[:, 1]
+>>> bool((u.values - exact).abs().max() < 1e-2)
+True
+"""
+
+import warnings as _warnings
+
+# torch announces once a process that CSR tensors are in beta; lamina's users did not ask.
+_warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+
+from lamina.domain import Domain  # noqa: E402  (after the filter, which must be set before torch is used)
+from lamina.errors import InputError, SolveError  # noqa: E402
+from lamina.pde.heat import heat  # noqa: E402
+from lamina.pde.poisson import poisson  # noqa: E402
+from lamina.solution import Solution  # noqa: E402
+from lamina.surfaces.analytic import Ellipsoid, Sphere, Torus  # noqa: E402
+from lamina.surfaces.base import Surface  # noqa: E402
+from lamina.surfaces.files import load  # noqa: E402
+from lamina.surfaces.implicit import Implicit  # noqa: E402
+from lamina.surfaces.mesh import Mesh  # noqa: E402
+from lamina.surfaces.point_cloud import PointCloud  # noqa: E402
+from lamina.surfaces.spherical_map import SphericalMap, spike, starfruit  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Domain",
+    "Ellipsoid",
+    "Implicit",
+    "InputError",
+    "Mesh",
+    "PointCloud",
+    "Solution",
+    "SolveError",
+    "Sphere",
+    "SphericalMap",
+    "Surface",
+    "Torus",
+    "heat",
+    "load",
+    "poisson",
+    "spike",
+    "starfruit",
+]

@@ -1,0 +1,157 @@
+"""Domain: everything about a surface and a grid that is built once and used by every solve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.extension import geometry_for
+from lamina.geometry.lattice import Lattice
+from lamina.linear.components import ComponentMean
+from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
+from lamina.sizing import check_memory, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
+from lamina.surfaces.base import Surface
+
+
+class Domain:
+    """A surface with its grid: band, extension, operators and hierarchy.
+
+    surface: any lamina surface. spacing: grid spacing; or nodes: about how many unknowns; by default a
+    spacing that suits the shape's size, thin parts and sample density.
+    order: 2 or 4 (coupled scheme); default 4 on smooth exact surfaces, otherwise 2.
+    extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples) or "auto".
+    scheme: "coupled" or "auto". device, dtype: where and how to compute, float64 unless said otherwise.
+
+    Raises InputError when the arguments contradict each other or the grid would not fit in memory.
+    """
+
+    def __init__(
+        self,
+        surface: Surface,
+        spacing: float | None = None,
+        *,
+        nodes: int | None = None,
+        order: int | None = None,
+        extension: str = "auto",
+        scheme: str = "auto",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float64,
+    ):
+        if not isinstance(surface, Surface):
+            raise InputError(f"Domain needs a lamina surface, got {type(surface).__name__}; see lamina.load and lamina.Mesh.")
+        if scheme != "auto" and scheme not in SCHEMES:
+            raise InputError(f"Unknown scheme {scheme!r}; known: auto, {', '.join(SCHEMES)}.")
+        if order is not None and order not in ORDERS:
+            raise InputError(f"order must be one of {ORDERS}, got {order!r}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
+        if spacing is not None and nodes is not None:
+            raise InputError("Give spacing or nodes, not both.")
+        start = time.perf_counter()
+        self.surface = _moved(surface, device, dtype)
+        self.geometry, self.extension = geometry_for(self.surface, extension)
+        self.scheme_reason, scheme, self.order = choose_scheme(self.surface, self.extension, scheme, order)
+        if nodes is not None:
+            spacing = spacing_for_nodes(self.surface, nodes, scheme)
+        if spacing is None:
+            spacing = choose_spacing(self.surface, scheme)
+        self.spacing = check_spacing(self.surface, spacing)
+        check_memory(self.surface, self.spacing, scheme, dtype)
+        self.warnings: list[str] = list(self.geometry.notes)
+        thin = thin_warning(self.surface, self.spacing, scheme)
+        if thin:
+            self.warnings.append(thin)
+        built = time.perf_counter()
+        origin = self.geometry.bounds.mean(0)
+        self.scheme = build_scheme(scheme, self.geometry, Lattice(origin, self.spacing), self.order)
+        self.readout = self.scheme.readout(*self._on_geometry(self.points, self.component))
+        self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
+        self.mean = ComponentMean(self.component, self.component_count, self.surface.areas)
+
+    @property
+    def points(self) -> Tensor:
+        """Where solutions are reported (m, 3): vertices, points or samples."""
+        return self.surface.points
+
+    @property
+    def component(self) -> Tensor:
+        return self.surface.component
+
+    @property
+    def component_count(self) -> int:
+        return self.geometry.component_count
+
+    @property
+    def unknowns(self) -> int:
+        return self.scheme.unknowns
+
+    def field(self, data: Callable[[Tensor], Tensor] | Tensor | float, name: str) -> Callable[[Tensor], Tensor]:
+        """data as a function on surface points: a callable, a number, or values (m,) at `points`.
+
+        Raises InputError when the values have the wrong shape or are not finite.
+        """
+        if not callable(data):
+            values = torch.as_tensor(data, device=self.points.device).to(self.points.dtype)
+            if values.ndim == 0:
+                return lambda x: values.expand(len(x))
+            if values.shape != (len(self.points),):
+                raise InputError(f"{name} has shape {tuple(values.shape)}; expected ({len(self.points)},), one value for each of domain.points.")
+            _require_finite(values, name)
+            return lambda x: self.surface.interpolate(values, x)
+        function = data
+
+        def checked(x: Tensor) -> Tensor:
+            values = function(x)
+            if not isinstance(values, Tensor) or values.shape != (len(x),):
+                shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise InputError(f"{name} returned {shape} for {len(x)} points; expected a tensor of shape ({len(x)},).")
+            values = values.to(x.dtype)
+            _require_finite(values, name)
+            return values
+
+        return checked
+
+    def evaluate(self, unknowns: Tensor, points: Tensor) -> Tensor:
+        """Values (n,) of a field of unknowns at points (n, 3) on or near the surface."""
+        points = torch.as_tensor(points).to(self.points)
+        if points.ndim != 2 or points.shape[1] != 3 or not torch.isfinite(points).all():
+            raise InputError(f"Points must be finite and of shape (n, 3), got shape {tuple(points.shape)}.")
+        feet = self.geometry.closest_points(points)
+        return self.scheme.readout(feet.points, feet.component) @ unknowns
+
+    def _on_geometry(self, points: Tensor, component: Tensor) -> tuple[Tensor, Tensor]:
+        """Points of the surface moved to the geometry that was discretised, where the two differ."""
+        if self.geometry.exact and self.geometry is self.surface:
+            return points, component
+        feet = self.geometry.closest_points(points)
+        return feet.points, feet.component
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Domain of {self.surface.name} ({self.surface.representation}, {len(self.points)} points, "
+            f"{self.component_count} component{'s' if self.component_count > 1 else ''})",
+            f"  {self.scheme.name} scheme, order {self.order}, extension {self.extension}, spacing {self.spacing:g}",
+            "  level   spacing   unknowns   non-zeros       MB",
+        ]
+        for i, (spacing, unknowns, entries, size) in enumerate(self.scheme.table()):
+            lines.append(f"  {i:5d} {spacing:9.4g} {unknowns:10d} {entries:11d} {size / 1e6:8.1f}")
+        return "\n".join(lines)
+
+
+def _moved(surface: Surface, device: torch.device | str, dtype: torch.dtype) -> Surface:
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError('device "cuda" was asked for but torch sees no CUDA device; use device="cpu".')
+    if device.type == surface.points.device.type and dtype == surface.points.dtype:
+        return surface
+    return surface.to(device, dtype)
+
+
+def _require_finite(values: Tensor, name: str) -> None:
+    bad = int((~torch.isfinite(values)).sum())
+    if bad:
+        raise InputError(f"{name} is not finite at {bad} of {len(values)} points on the surface; check it there.")

@@ -1,0 +1,274 @@
+"""Jets: local polynomial height fits to samples of a surface, and closest points on them.
+
+Around a sample p with normal n and tangents t1, t2 the surface is the graph of a polynomial
+
+    a t1 + b t2 + h(a, b) n,    h(a, b) = sum_{i + j <= q} c_ij a^i b^j,
+
+in coordinates around p divided by the neighbourhood radius r. Neighbours give heights, and their normals
+m, where used, slopes: dh/da = -m.t1 / m.n and dh/db = -m.t2 / m.n. Degree q is accurate to r^(q+1) in
+position and r^q in the normal. After Cazals and Pouget (2005), "Estimating differential quantities using
+polynomial fitting of osculating jets".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from lamina.geometry.neighbours import tangent_frames
+from lamina.geometry.triangles import dot, unit
+
+MAX_ENTRIES = {"cpu": 2**21, "cuda": 2**27}  # of one chunk's design matrix
+SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully
+SMALLEST_PIVOT = 1e-11  # of the equilibrated Gram matrix; below, the samples do not determine the jet
+WILDEST = 1.5  # sum of |c_ij| over i + j >= 2: beyond, the height varies by more than the radius
+TRUST_NEIGHBOUR, TRUST = 8, 1.75  # how far from its sample a foot may lie: that many times that neighbour
+NEWTON_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Jets:
+    """Height polynomials around m samples; coordinates are divided by `scale`."""
+
+    degree: int
+    centres: Tensor  # (m, 3)
+    frames: Tensor  # (m, 3, 3) rows t1, t2, n
+    coefficients: Tensor  # (m, c) of a^i b^j, ordered by i + j, then by j
+    scale: Tensor  # (m,) neighbourhood radius
+    reach: Tensor  # (m,) how far from the centre, in units of scale, the fit is used
+    residual: Tensor  # (m,) weighted RMS distance of the neighbours from the fit, in units of length
+
+    def __len__(self) -> int:
+        return len(self.centres)
+
+    @property
+    def height(self) -> Tensor:
+        """Height (m,) of the fit over its centre, in units of length."""
+        return self.coefficients[:, 0] * self.scale
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Jets:
+        moved = {key: v.to(device=device, dtype=dtype) for key, v in vars(self).items() if key != "degree"}
+        return Jets(self.degree, **moved)
+
+    def replaced(self, rows: Tensor, others: Jets) -> Jets:
+        """These jets with others in the given rows; of the higher of the two degrees."""
+        degree = max(self.degree, others.degree)
+        values = {}
+        for key in (f.name for f in fields(self) if f.name != "degree"):
+            mine, theirs = getattr(self, key), getattr(others, key)
+            if key == "coefficients":
+                mine, theirs = (_padded(c, coefficient_count(degree)) for c in (mine, theirs))
+            values[key] = mine.index_copy(0, rows, theirs)
+        return Jets(degree, **values)
+
+
+def _padded(coefficients: Tensor, count: int) -> Tensor:
+    return torch.nn.functional.pad(coefficients, (0, count - coefficients.shape[1]))
+
+
+def coefficient_count(degree: int) -> int:
+    return (degree + 1) * (degree + 2) // 2
+
+
+def fit_jets(
+    points: Tensor,
+    normals: Tensor,
+    index: Tensor,
+    degree: int,
+    *,
+    centres: Tensor | None = None,
+    directions: Tensor | None = None,
+    slopes: bool = True,
+    leave_out: bool = False,
+) -> Jets:
+    """Fit a jet of given degree to each row of neighbours, by weighted least squares.
+
+    points, normals (n, 3): the samples. index (m, k) int64: neighbours, nearest first, the first the sample
+    itself. centres, directions (m, 3): where the frames stand, default that first sample and its normal.
+    slopes: whether neighbours' normals are fitted besides their positions.
+    leave_out: ignore the first neighbour; the jet's height at its centre is then a prediction to check.
+
+    Weights are (1 - d^2 / r^2)^2, times a factor that falls from 1 to 0 as a neighbour's normal turns away,
+    so that another sheet or the far side of a sharp edge has no say. Computed in float64 by normal equations
+    (equilibrated, in scaled coordinates); where samples do not determine the polynomial, or it swings by more
+    than the radius, a lower degree is taken, down to a constant.
+    """
+    first = index[:, 0]
+    centres = points[first] if centres is None else centres
+    directions = normals[first] if directions is None else directions
+    size = index.shape[1] * coefficient_count(degree)
+    rows = torch.arange(len(index), device=index.device)
+    parts = []
+    for chunk in rows.split(max(1, MAX_ENTRIES[points.device.type] // size)):
+        near = index[chunk]
+        samples = points[near].double(), normals[near].double()
+        around = centres[chunk].double(), directions[chunk].double()
+        parts.append(_fit_chunk(*samples, *around, degree, slopes, leave_out))
+    frames, coefficients, scale, reach, residual = (torch.cat(p).to(points.dtype) for p in zip(*parts, strict=True))
+    return Jets(degree, centres, frames, coefficients, scale, reach, residual)
+
+
+def _fit_chunk(
+    near: Tensor, looks: Tensor, centre: Tensor, direction: Tensor, degree: int, slopes: bool, leave_out: bool
+) -> tuple[Tensor, ...]:
+    frame = tangent_frames(direction)
+    offset = near - centre[:, None]
+    distance = dot(offset, offset).sqrt()
+    scale = distance.amax(1).clamp_min(1e-300)
+    local = (offset / scale[:, None, None]) @ frame.transpose(1, 2)
+    a, b, height = (v.contiguous() for v in local.unbind(-1))
+    turned = looks @ frame.transpose(1, 2)
+    weight = (1 - (distance / scale[:, None]) ** 2).clamp_min(0) ** 2
+    weight = weight * ((turned[..., 2] - SHEET_OFF) / (SHEET_ON - SHEET_OFF)).clamp(0, 1) ** 2
+    if leave_out:
+        weight[:, 0] = 0
+    columns = _monomials(a, b, degree)
+    weighted = columns * weight[:, None]
+    gram = weighted @ columns.transpose(1, 2)
+    right = weighted @ height[..., None]
+    if slopes:
+        level = turned[..., 2].clamp_min(SHEET_OFF)
+        for axis in (0, 1):
+            derivative = _monomial_slopes(columns, degree, axis)
+            weighted = derivative * weight[:, None]
+            gram = gram + weighted @ derivative.transpose(1, 2)
+            right = right - weighted @ (turned[..., axis] / level)[..., None]
+    coefficients = _solve(gram, right, degree)
+    missed = (coefficients[:, None] @ columns)[:, 0] - height
+    residual = ((weight * missed**2).sum(1) / weight.sum(1).clamp_min(1e-300)).sqrt() * scale
+    trusted = distance[:, min(TRUST_NEIGHBOUR, distance.shape[1] - 1)]
+    reach = (TRUST * trusted / scale).clamp(max=1.25)
+    return frame, coefficients, scale, reach, residual
+
+
+def _monomials(a: Tensor, b: Tensor, degree: int) -> Tensor:
+    """Values (m, c, k) of a^i b^j at (m, k) places, ordered by i + j, then by j."""
+    columns = a.new_empty(len(a), coefficient_count(degree), a.shape[1])
+    columns[:, 0] = 1
+    for total in range(1, degree + 1):
+        here, before = coefficient_count(total - 1), coefficient_count(total - 2)
+        torch.mul(columns[:, before:here], a[:, None], out=columns[:, here : here + total])
+        torch.mul(columns[:, here - 1], b, out=columns[:, here + total])
+    return columns
+
+
+def _monomial_slopes(columns: Tensor, degree: int, axis: int) -> Tensor:
+    """Derivatives (m, c, k) of the monomials with respect to a (axis 0) or b (axis 1)."""
+    slopes = torch.zeros_like(columns)
+    for total in range(1, degree + 1):
+        here, before = coefficient_count(total - 1), coefficient_count(total - 2)
+        power = torch.arange(1, total + 1, dtype=columns.dtype, device=columns.device)
+        lower = columns[:, before:here]
+        if axis == 0:
+            slopes[:, here : here + total] = lower * power.flip(0)[:, None]
+        else:
+            slopes[:, here + 1 : here + total + 1] = lower * power[:, None]
+    return slopes
+
+
+def _solve(gram: Tensor, right: Tensor, degree: int) -> Tensor:
+    """Coefficients (m, c), of the highest degree that each system determines; zero above it."""
+    solution = torch.zeros_like(right[..., 0])
+    todo = torch.arange(len(gram), device=gram.device)
+    for q in range(degree, -1, -1):
+        # Monomials are ordered by degree, so the system of a lower degree is the leading block.
+        c = coefficient_count(q)
+        block, target = gram[todo, :c, :c], right[todo, :c]
+        diagonal = block.diagonal(dim1=1, dim2=2)
+        balance = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal)).rsqrt()[..., None]
+        lower, failed = torch.linalg.cholesky_ex(block * balance * balance.transpose(1, 2))
+        pivots = lower.diagonal(dim1=1, dim2=2).square().amin(1)
+        good = (failed == 0) & (pivots > SMALLEST_PIVOT)
+        lower = torch.where(good[:, None, None], lower, torch.eye(c, dtype=lower.dtype, device=lower.device))
+        found = (torch.cholesky_solve(target * balance, lower) * balance)[..., 0]
+        good &= found[:, 3:].abs().sum(1) <= WILDEST
+        solution[todo[good], :c] = found[good]
+        todo = todo[~good]
+        if len(todo) == 0:
+            break
+    return solution
+
+
+def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Closest points (n, 3) to x (n, 3) on the jets index (n,), and unit normals (n, 3) there.
+
+    Newton's method for the minimum of |x - s(a, b)|^2 over the disc |(a, b)| <= reach, with the exact
+    derivatives of the polynomial, damped (Levenberg) where it does not come closer, and without the
+    curvature term where the Hessian is not positive definite.
+    """
+    points, normals = torch.empty_like(x), torch.empty_like(x)
+    rows = torch.arange(len(x), device=x.device)
+    for chunk in rows.split(MAX_ENTRIES[x.device.type] // coefficient_count(jets.degree)):
+        points[chunk], normals[chunk] = _project_chunk(jets, x[chunk], index[chunk])
+    return points, normals
+
+
+def _project_chunk(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    centre, frame, scale = jets.centres[index], jets.frames[index], jets.scale[index]
+    reach = jets.reach[index]
+    coefficients = jets.coefficients[index].T.contiguous()
+    target = (((x - centre) / scale[:, None])[:, None] @ frame.transpose(1, 2))[:, 0].T
+    ab = _inside(target[:2], reach)
+    at = _heights(coefficients, ab[0], ab[1], jets.degree)
+    damping = torch.zeros_like(scale)
+    tolerance, slack = torch.finfo(x.dtype).eps ** 0.5, 1 + 16 * torch.finfo(x.dtype).eps
+    for _ in range(NEWTON_STEPS):
+        new = _inside(ab + _newton_step(target, ab, at, damping), reach)
+        there = _heights(coefficients, new[0], new[1], jets.degree)
+        # Gaps are quadratic in the distance to the minimum: rounding must not refuse the last steps.
+        better = _gap(target, new, there) <= _gap(target, ab, at) * slack
+        moved = ((new - ab) ** 2).sum(0).sqrt()
+        ab = torch.where(better, new, ab)
+        at = torch.where(better, there, at)
+        damping = torch.where(better, damping / 8 * (damping > 0.1), 8 * damping + 0.5)
+        # An undamped Newton step of size e leaves an error of size e^2.
+        if bool((moved <= tolerance).all()):
+            break
+    foot = torch.stack([ab[0], ab[1], at[0]], 1)[:, None] @ frame
+    normal = torch.stack([-at[1], -at[2], torch.ones_like(scale)], 1)[:, None] @ frame
+    return torch.addcmul(centre, foot[:, 0], scale[:, None]), unit(normal[:, 0])
+
+
+def _inside(ab: Tensor, reach: Tensor) -> Tensor:
+    """The nearest places (2, n) in the disc of radius reach (n,)."""
+    return ab * (reach / (ab**2).sum(0).sqrt().clamp_min(1e-30)).clamp(max=1)
+
+
+def _gap(target: Tensor, ab: Tensor, at: Tensor) -> Tensor:
+    return ((target[:2] - ab) ** 2).sum(0) + (target[2] - at[0]) ** 2
+
+
+def _newton_step(target: Tensor, ab: Tensor, at: Tensor, damping: Tensor) -> Tensor:
+    """Newton step (2, n) for |target - (a, b, h)|^2 / 2 from derivatives at = h, h_a, h_b, h_aa, h_ab, h_bb."""
+    h, ha, hb, haa, hab, hbb = at
+    above = h - target[2]
+    ga = ab[0] - target[0] + above * ha
+    gb = ab[1] - target[1] + above * hb
+    Haa, Hab, Hbb = 1 + ha * ha + above * haa, ha * hb + above * hab, 1 + hb * hb + above * hbb
+    convex = (Haa > 0.05) & (Haa * Hbb - Hab * Hab > 0.05 * Haa)
+    Haa = torch.where(convex, Haa, 1 + ha * ha) + damping
+    Hab = torch.where(convex, Hab, ha * hb)
+    Hbb = torch.where(convex, Hbb, 1 + hb * hb) + damping
+    return torch.stack([Hab * gb - Hbb * ga, Hab * ga - Haa * gb]) / (Haa * Hbb - Hab * Hab)
+
+
+def _heights(c: Tensor, a: Tensor, b: Tensor, degree: int) -> Tensor:
+    """h, h_a, h_b, h_aa, h_ab, h_bb (6, n) of the polynomials c (c, n) at a, b (n,), by Horner's rule."""
+    zero = torch.zeros_like(a)
+    h, ha, hb, haa, hab, hbb = (zero,) * 6
+    for i in range(degree, -1, -1):
+        # The coefficient of a^i is itself a polynomial p in b; p1 = p', p2 = p'' / 2.
+        p, p1, p2 = zero, zero, zero
+        for j in range(degree - i, -1, -1):
+            p2 = torch.addcmul(p1, p2, b)
+            p1 = torch.addcmul(p, p1, b)
+            p = torch.addcmul(c[coefficient_count(i + j - 1) + j], p, b)
+        haa = torch.addcmul(ha, haa, a)
+        ha = torch.addcmul(h, ha, a)
+        h = torch.addcmul(p, h, a)
+        hab = torch.addcmul(hb, hab, a)
+        hb = torch.addcmul(p1, hb, a)
+        hbb = torch.addcmul(p2, hbb, a)
+    return torch.stack([h, ha, hb, 2 * haa, hab, 2 * hbb])

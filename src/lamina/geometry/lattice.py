@@ -1,0 +1,107 @@
+"""The Cartesian lattice that bands live on, and the nodes of it near a surface known by its distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Nodes x_ijk = origin + spacing * (i, j, k) for all integers i, j, k.
+
+    Lattices of spacing h, 2h, 4h, ... with one origin nest: every coarse node is a fine node.
+    """
+
+    origin: Tensor  # (3,)
+    spacing: float
+
+    def position(self, ijk: Tensor) -> Tensor:
+        """Coordinates (n, 3) of the nodes ijk (n, 3)."""
+        return self.origin + self.spacing * ijk.to(self.origin.dtype)
+
+    def coarsened(self) -> Lattice:
+        return Lattice(self.origin, 2 * self.spacing)
+
+
+# The eight children of a block, and the eight corners of a cell, in the order of the node keys.
+OCTANTS = torch.tensor([[i, j, k] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Cubes of 2^level nodes a side: block b holds the nodes b 2^level ... (b + 1) 2^level - 1.
+
+    `component` says for which connected component of the surface the block is searched.
+    """
+
+    lattice: Lattice
+    level: int
+    ijk: Tensor  # (n, 3) int64
+    component: Tensor  # (n,) int64
+
+    @classmethod
+    def covering(cls, lattice: Lattice, boxes: Tensor) -> Blocks:
+        """Few large blocks that together cover each of the boxes (c, 2, 3), one box a component."""
+        extent = float((boxes[:, 1] - boxes[:, 0]).max())
+        level = max(0, math.ceil(math.log2(max(extent / lattice.spacing, 1.0))))
+        size = lattice.spacing * 2**level
+        low = torch.floor((boxes[:, 0] - lattice.origin) / size - 1e-9).long()
+        count = torch.floor((boxes[:, 1] - lattice.origin) / size + 1e-9).long() - low + 1
+        corners = OCTANTS.to(low.device)  # a box no longer than a block meets at most two blocks an axis
+        ijk = low[:, None] + corners[None]
+        wanted = (corners[None] < count[:, None]).all(-1)
+        component = torch.arange(len(boxes), device=low.device)[:, None].expand_as(wanted)
+        return cls(lattice, level, ijk[wanted], component[wanted])
+
+    def __len__(self) -> int:
+        return len(self.ijk)
+
+    @property
+    def finest(self) -> bool:
+        return self.level == 0
+
+    @property
+    def centres(self) -> Tensor:
+        side = 2**self.level
+        return self.lattice.origin + self.lattice.spacing * (
+            self.ijk.to(self.lattice.origin.dtype) * side + (side - 1) / 2
+        )
+
+    @property
+    def radii(self) -> Tensor:
+        """Distance (n,) from the centre to the corner nodes."""
+        radius = 0.5 * math.sqrt(3.0) * (2**self.level - 1) * self.lattice.spacing
+        return self.lattice.origin.new_full((len(self),), radius)
+
+    def split(self) -> tuple[Blocks, Tensor]:
+        """The children of all blocks, parent by parent, and how many each parent has."""
+        ijk = (2 * self.ijk[:, None] + OCTANTS.to(self.ijk.device)).reshape(-1, 3)
+        counts = torch.full_like(self.component, 8)
+        return Blocks(self.lattice, self.level - 1, ijk, self.component.repeat_interleave(8)), counts
+
+    def take(self, which: Tensor) -> Blocks:
+        return Blocks(self.lattice, self.level, self.ijk[which], self.component[which])
+
+
+def nodes_within(
+    lattice: Lattice, bounds: Tensor, radius: float, distance: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """All lattice nodes ijk (n, 3) with distance(x) <= radius.
+
+    `distance` is the unsigned distance to a surface inside bounds (2, 3). Blocks of nodes are split
+    from coarse to fine; since a distance is 1-Lipschitz, a block whose centre is farther from the
+    surface than radius + its own radius holds no node, so the work is proportional to the answer.
+    """
+    box = torch.stack([bounds[0] - radius, bounds[1] + radius])
+    blocks = Blocks.covering(lattice, box[None])
+    while True:
+        near = distance(blocks.centres) <= (radius + blocks.radii) * (1 + 1e-12)
+        blocks = blocks.take(near)
+        if blocks.finest:
+            return blocks.ijk
+        blocks, _ = blocks.split()

@@ -1,0 +1,149 @@
+"""Nearest neighbours among points, the connected pieces of a cloud, and each point's share of its area."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from lamina.geometry.triangles import dot
+
+MAX_DISTANCES = 2**26  # entries of one block of the brute-force distance matrix on a GPU
+LINKS = 10  # neighbours a point is linked to; iid samples stay connected above about ln(n) / 2
+LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to back, not across an edge
+LINK_REACH = 4.0  # a link may be this many times longer than the local spacing at its denser end
+RAYS = 32  # directions in which a Voronoi cell is measured
+
+
+class PointTree:
+    """The points (m, 3) prepared for nearest-neighbour queries.
+
+    Exact: a k-d tree on the CPU, blocks of the distance matrix on a GPU.
+    """
+
+    def __init__(self, points: Tensor):
+        self.points = points
+        self.tree = cKDTree(points.detach().double().numpy()) if points.device.type == "cpu" else None
+
+    def query(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Indices (n, k) int64 and distances (n, k) of the k points nearest to each row of x, nearest first."""
+        if self.tree is not None:
+            # k as a list keeps the result (n, k) also for k = 1.
+            distance, index = self.tree.query(x.detach().double().numpy(), np.arange(1, k + 1), workers=-1)
+            return torch.from_numpy(index), torch.from_numpy(distance).to(x.dtype)
+        rows = max(1, MAX_DISTANCES // len(self.points))
+        found = [_brute_force(self.points, k, block) for block in x.split(rows)]
+        return torch.cat([i for i, _ in found]), torch.cat([d for _, d in found])
+
+
+def k_nearest(points: Tensor, k: int, queries: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Indices (n, k) int64 and distances (n, k) of the k points (m, 3) nearest to each query, nearest first.
+
+    queries (n, 3): default the points themselves, each then its own first neighbour (up to duplicates).
+    k is at most m.
+    """
+    return PointTree(points).query(points if queries is None else queries, k)
+
+
+def _brute_force(points: Tensor, k: int, queries: Tensor) -> tuple[Tensor, Tensor]:
+    # Without matrix products: |x|^2 - 2 x.y + |y|^2 loses half the digits to cancellation.
+    distances = torch.cdist(queries, points, compute_mode="donot_use_mm_for_euclid_dist")
+    distance, index = distances.topk(k, dim=1, largest=False, sorted=True)
+    return index, distance
+
+
+class PieceTrees:
+    """A tree for every component (m,) of the points (m, 3), for queries that must stay within one."""
+
+    def __init__(self, points: Tensor, component: Tensor):
+        self.members = [(component == c).nonzero()[:, 0] for c in range(int(component.max()) + 1)]
+        self.trees = [PointTree(points[rows]) for rows in self.members]
+
+    def query(self, x: Tensor, component: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """As PointTree.query, among the points of the given component (n,) of each row of x.
+
+        Where a component has fewer than k points its farthest fills the row.
+        """
+        index = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
+        distance = x.new_empty(len(x), k)
+        for c, (members, tree) in enumerate(zip(self.members, self.trees, strict=True)):
+            rows = (component == c).nonzero()[:, 0]
+            if len(rows) == 0:
+                continue
+            found, away = tree.query(x[rows], min(k, len(members)))
+            fill = torch.arange(k, device=x.device).clamp(max=len(members) - 1)
+            index[rows], distance[rows] = members[found][:, fill], away[:, fill]
+        return index, distance
+
+
+def connected_pieces(points: Tensor, normals: Tensor | None = None) -> Tensor:
+    """Connected component (n,) int64 of each point in the graph of near neighbours, largest first.
+
+    Linked are a point and its 10 nearest, unless the link is longer than 4 times the spacing (the median
+    distance to those neighbours) at either end, or, with normals (n, 3), they look opposite ways
+    (n_i . n_j <= -1/2), as the faces of a thin gap or sheet do that is thinner than the spacing. Right angles
+    do not part: an edge of a box joins its faces.
+    The graph search runs on the CPU, wherever the points are.
+    """
+    index, distance = k_nearest(points, min(LINKS + 1, len(points)))
+    index, distance = index[:, 1:], distance[:, 1:]
+    spacing = distance.median(1).values
+    linked = distance <= LINK_REACH * torch.minimum(spacing[:, None], spacing[index])
+    if normals is not None:
+        linked &= dot(normals[:, None], normals[index]) > LINK_TURN
+    first = torch.arange(len(points), device=index.device)[:, None].expand_as(index)[linked].cpu().numpy()
+    second = index[linked].cpu().numpy()
+    graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(len(points),) * 2)
+    count, label = connected_components(graph, directed=False)
+    rank = np.empty(count, dtype=np.int64)
+    rank[np.argsort(-np.bincount(label, minlength=count), kind="stable")] = np.arange(count)
+    return torch.from_numpy(rank[label]).to(points.device)
+
+
+def voronoi_areas(points: Tensor, normals: Tensor, k: int = 20) -> Tensor:
+    """Area (n,) of the Voronoi cell of each point among its neighbours, in its tangent plane.
+
+    In direction e the cell ends at rho(e) = min_j |p_j|^2 / (2 e . p_j) over neighbours p_j with e . p_j > 0,
+    and its area is the mean over directions of pi rho^2. Neighbours are laid into the plane at the distance
+    |plane part| / cos(half the angle between the normals), which is that in space on a sphere and, unlike it,
+    ignores noise across the surface. Those that look the other way (n_i . n_j <= 0) are on another sheet and
+    do not count. Where no neighbour bounds the cell the surface ends, about half a spacing away.
+    The total of 10,000 random samples of the unit sphere is within 0.5 % of 4 pi, single cells within a few %.
+    """
+    index, distance = k_nearest(points, min(k + 1, len(points)))
+    angle = torch.arange(RAYS, dtype=points.dtype, device=points.device) * (2 * math.pi / RAYS)
+    ray = torch.stack([angle.cos(), angle.sin()])  # (2, rays)
+    areas = torch.empty_like(points[:, 0])
+    for rows in torch.arange(len(points), device=points.device).split(max(1, 2**22 // (RAYS * k))):
+        plane = (points[index[rows, 1:]] - points[rows, None]) @ tangent_frames(normals[rows])[:, :2].transpose(1, 2)
+        agreement = dot(normals[rows, None], normals[index[rows, 1:]])
+        plane = plane * ((1 + agreement) / 2).clamp_min(0.5).rsqrt()[..., None]
+        along = plane @ ray
+        bounding = (along > 0) & (agreement > 0)[..., None]
+        square = (plane**2).sum(-1, keepdim=True)
+        rho = (square / (2 * along)).masked_fill(~bounding, torch.inf).amin(1)
+        # Neighbours farther than k could only cut a cell beyond half the k-th distance.
+        open_end = rho > distance[rows, -1:]
+        rho = torch.where(open_end, 0.5 * distance[rows, 4:5], rho)
+        areas[rows] = math.pi * (rho * rho).mean(1)
+    return areas
+
+
+def tangent_frames(normals: Tensor) -> Tensor:
+    """Orthonormal frames (n, 3, 3) with rows t1, t2, n for unit normals (n, 3).
+
+    Without branches or divisions by small numbers: Duff et al. (2017), "Building an orthonormal basis,
+    revisited".
+    """
+    x, y, z = normals.unbind(-1)
+    sign = torch.where(z >= 0, 1.0, -1.0).to(z)
+    a = -1 / (sign + z)
+    b = x * y * a
+    t1 = torch.stack([1 + sign * x * x * a, sign * b, -sign * x], -1)
+    t2 = torch.stack([b, sign + y * y * a, -y], -1)
+    return torch.stack([t1, t2, normals], -2)

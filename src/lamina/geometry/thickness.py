@@ -1,0 +1,47 @@
+"""How thick a shape is, measured on oriented samples."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+# Two feet of a ball seen from its centre under a smaller angle belong to one sheet (noise, a crease);
+# under a larger one they are opposite sides of a thin part or a gap.
+OPPOSITE = np.deg2rad(120.0)
+ITERATIONS = 12
+
+
+def medial_radii(points: NDArray, normals: NDArray, largest: float) -> NDArray:
+    """Radius (n,) of the smaller of the two balls that touch each sample and an opposite sheet.
+
+    The shrinking ball algorithm (Ma, Bae and Choi 2012): a ball tangent at p that holds another sample q is
+    shrunk until it passes through q, r = |p - q|^2 / (2 n.(p - q)), until none is inside. Radii are capped
+    at `largest`; where only nearby samples of the same sheet stop a ball, its radius is not counted.
+    """
+    tree = cKDTree(points)
+    best = np.full(len(points), largest)
+    for side in (1.0, -1.0):
+        inward = -side * normals
+        radius = np.full(len(points), largest)
+        active = np.arange(len(points))
+        for _ in range(ITERATIONS):
+            if not len(active):
+                break
+            p, n, r = points[active], inward[active], radius[active]
+            centre = p + r[:, None] * n
+            distance, q = tree.query(centre, workers=-1)
+            offset = points[q] - p
+            length = np.einsum("ij,ij->i", offset, offset)
+            along = np.einsum("ij,ij->i", offset, n)
+            inside = (distance < r * (1 - 1e-6)) & (along > 0) & (length > 0)
+            new = np.where(inside, length / (2 * np.where(inside, along, 1.0)), r)
+            a, b = p - (p + new[:, None] * n), points[q] - (p + new[:, None] * n)
+            cosine = np.einsum("ij,ij->i", a, b) / np.maximum(
+                np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-300
+            )
+            opposite = inside & (cosine < np.cos(OPPOSITE))
+            radius[active[opposite]] = new[opposite]
+            active = active[opposite]
+        best = np.minimum(best, radius)
+    return best

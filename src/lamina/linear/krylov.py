@@ -1,0 +1,81 @@
+"""Flexible GMRES: Saad (1993), "A flexible inner-outer preconditioned GMRES algorithm"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KrylovResult:
+    solution: Tensor  # (n,)
+    iterations: int  # applications of the preconditioner
+    residual: float  # |b - A x| / |b|, recomputed from x
+    converged: bool
+
+
+def fgmres(
+    apply: Callable[[Tensor], Tensor],
+    b: Tensor,
+    *,
+    precondition: Callable[[Tensor], Tensor],
+    start: Tensor | None = None,
+    tolerance: float = 1e-8,
+    max_iterations: int = 200,
+    restart: int = 30,
+    report: Callable[[int, float], None] | None = None,
+) -> KrylovResult:
+    """Solve A x = b, minimising |b - A x| over the span of the preconditioned directions.
+
+    Stops when |b - A x| <= tolerance |b|, or after max_iterations preconditioner applications.
+    b may be all zeros (the answer is zero). `report` is called with (iteration, relative residual).
+    """
+    scale = float(b.norm())
+    x = torch.zeros_like(b) if start is None else start
+    if scale == 0:
+        return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
+    iterations = 0
+    residual = b if start is None else b - apply(x)
+    relative = float(residual.norm()) / scale
+    while relative > tolerance and iterations < max_iterations:
+        length = min(restart, max_iterations - iterations)
+        x, used = _arnoldi_cycle(apply, precondition, residual, x, tolerance * scale, length, iterations, scale, report)
+        iterations += used
+        residual = b - apply(x)
+        previous, relative = relative, float(residual.norm()) / scale
+        if not relative < 0.99 * previous:  # stagnation, or NaN: more of the same will not help
+            break
+    return KrylovResult(x, iterations, relative, relative <= tolerance)
+
+
+def _arnoldi_cycle(apply, precondition, residual, x, target, length, done, scale, report):
+    """Up to `length` steps of the Arnoldi process from residual; returns the improved x and the steps."""
+    beta = float(residual.norm())
+    basis, directions = [residual / beta], []
+    hessenberg = torch.zeros(length + 1, length, dtype=torch.float64)
+    for k in range(length):
+        directions.append(precondition(basis[k]))
+        w = apply(directions[k])
+        # Classical Gram-Schmidt, twice: as stable as modified, and one reduction instead of k.
+        stacked = torch.stack(basis)
+        for _ in range(2):
+            h = stacked @ w
+            w = w - h @ stacked
+            hessenberg[: k + 1, k] += h.double().cpu()
+        norm = float(w.norm())
+        hessenberg[k + 1, k] = norm
+        rhs = torch.zeros(k + 2, 1, dtype=torch.float64)
+        rhs[0] = beta
+        h = hessenberg[: k + 2, : k + 1]
+        y = torch.linalg.lstsq(h, rhs).solution[:, 0]
+        remaining = float((rhs[:, 0] - h @ y).norm())
+        if report:
+            report(done + k + 1, remaining / scale)
+        if remaining <= 0.9 * target or norm <= 1e-14 * beta or remaining != remaining:
+            break
+        basis.append(w / norm)
+    step = torch.stack(directions).T @ y.to(residual)
+    return x + step, len(directions)

@@ -1,0 +1,123 @@
+"""Time integrators for M du/dt = A u, the semi-discrete heat equation of any scheme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lamina.errors import SolveError
+from lamina.pde.poisson import check_convergence
+from lamina.schemes.base import Scheme
+
+# TR-BDF2 as a diagonally implicit Runge-Kutta method: one implicit coefficient d for both stages
+# (Hosea and Shampine 1996, "Analysis and implementation of TR-BDF2").
+GAMMA = 2 - math.sqrt(2)
+D = GAMMA / 2
+W = math.sqrt(2) / 4
+# The embedded third-order companion's weights, minus those of the method: the error estimate.
+ERROR = ((1 - W) / 3 - W, (3 * W + 1) / 3 - W, D / 3 - D)
+SAFETY, SHRINK, GROW = 0.9, 0.2, 4.0
+LADDER = 2 ** (1 / 2)  # step sizes are powers of this, so that few distinct systems are set up
+
+
+@dataclass
+class Run:
+    """What an integration leaves behind."""
+
+    snapshots: list[Tensor]
+    cycles: int = 0
+    steps: int = 0
+    residual: float = 0.0
+
+
+def tr_bdf2(
+    scheme: Scheme,
+    u: Tensor,
+    moments: list[float],
+    steps: int | None,
+    accuracy: float,
+    tolerance: float,
+    update: Callable[[float, str], None],
+) -> Run:
+    """Integrate from u at time 0 through the moments, second order, L-stable.
+
+    A step from u with k1 = M^-1 A u solves (1 - d dt M^-1 A) twice, for the stages at gamma dt and at dt.
+    steps: equal steps up to the last moment, shortened only to hit the moments; None: adapted to `accuracy`.
+    """
+    run = Run([])
+    t, end = 0.0, moments[-1]
+    fixed = None if steps is None else end / steps
+    # The first step must resolve the initial state's fastest visible decay; the controller takes it from there.
+    proposed = fixed or end / 64
+    slope = None
+    for moment in moments:
+        while t < moment * (1 - 1e-12):
+            remaining = moment - t
+            dt = remaining if remaining <= proposed * (1 + 1e-9) else min(proposed, remaining / 2 if fixed is None else proposed)
+            new, new_slope, error = _step(scheme, u, slope, dt, tolerance, run)
+            scale = float(u.max() - u.min()) or float(u.abs().max()) or 1.0
+            ratio = error / (accuracy * scale)
+            if fixed is None and ratio > 1:
+                proposed = dt * _ladder(max(SHRINK, SAFETY * ratio ** (-1 / 3)))
+                if proposed < 1e-12 * end:
+                    raise SolveError(f"The step size fell below {proposed:.1e}; relax accuracy or smooth the initial state.")
+                continue
+            u, slope, t = new, new_slope, t + dt
+            run.steps += 1
+            if fixed is None and dt >= 0.99 * proposed:
+                proposed = dt * max(1.0, _ladder(min(GROW, SAFETY * max(ratio, 1e-8) ** (-1 / 3))))
+            update(t / end, f"{run.steps} steps")
+        t = moment
+        run.snapshots.append(u)
+    return run
+
+
+def _ladder(factor: float) -> float:
+    """factor rounded down to a power of LADDER."""
+    return LADDER ** math.floor(math.log(factor) / math.log(LADDER))
+
+
+def _step(scheme: Scheme, u: Tensor, slope: Tensor | None, dt: float, tolerance: float, run: Run):
+    """One step: the new state, its slope du/dt (reused by the next step), and the error estimate."""
+
+    def implicit(known: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        """v = known + d dt v' and v', from (A - c M) v = -c M known with c = 1 / (d dt)."""
+        shift = 1 / (D * dt)
+        result = scheme.solve(-shift * scheme.mass(known), shift, tolerance=tolerance, start=start, report=None)
+        check_convergence(result, tolerance, True)
+        run.cycles += result.iterations
+        run.residual = max(run.residual, result.residual)
+        return result.solution, (result.solution - known) * shift
+
+    if slope is None:
+        # The first stage of the first step is implicit Euler's: a rough u0 has no slope worth the name.
+        _, slope = implicit(u, u)
+    _, slope2 = implicit(u + D * dt * slope, u)
+    base = u + (W * dt) * (slope + slope2)
+    new, slope3 = implicit(base, u)
+    estimate = dt * (ERROR[0] * slope + ERROR[1] * slope2 + ERROR[2] * slope3)
+    return new, slope3, float(estimate.abs().max())
+
+
+def explicit_euler(
+    scheme: Scheme, u: Tensor, moments: list[float], steps: int | None, update: Callable[[float, str], None]
+) -> Run:
+    """u <- E (u + dt L u), the explicit closest point iteration, with dt = 0.1 dx^2 unless steps are given."""
+    run = Run([])
+    t, end = 0.0, moments[-1]
+    dt_most = 0.1 * scheme.spacing**2 if steps is None else end / steps
+    for moment in moments:
+        count = max(1, math.ceil((moment - t) / dt_most - 1e-9))
+        dt = (moment - t) / count
+        for _ in range(count):
+            u = scheme.explicit_step(u, dt)
+            run.steps += 1
+            update((t + (_ + 1) * dt) / end, f"{run.steps} steps")
+        t = moment
+        if not math.isfinite(float(u.abs().max())):
+            raise SolveError(f"Explicit steps of {dt:.2g} are unstable at spacing {scheme.spacing:g}; use more steps.")
+        run.snapshots.append(u)
+    return run

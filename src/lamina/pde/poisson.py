@@ -1,0 +1,105 @@
+"""Poisson and screened Poisson on a surface."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lamina.domain import Domain
+from lamina.errors import InputError, SolveError
+from lamina.linear.krylov import KrylovResult
+from lamina.pde.progress import progress
+from lamina.solution import Solution
+
+# A right-hand side whose mean is below this share of its largest value is taken as compatible: the
+# discrete mean of a compatible one is not exactly zero either.
+MEAN_TOLERANCE = 1e-3
+
+
+def poisson(
+    domain: Domain,
+    f: Callable[[Tensor], Tensor] | Tensor | float,
+    *,
+    screening: float = 0.0,
+    tolerance: float | None = None,
+    show_progress: bool | None = None,
+    raise_on_failure: bool = True,
+) -> Solution:
+    """Solve Laplacian(u) - screening u = f, the Laplacian being that of the surface.
+
+    f: callable on (n, 3) points, values (m,) at domain.points, or a number. With screening = 0 the solution
+    is fixed by zero mean on every connected component, and the mean of f there is removed (with a warning
+    when there is one to speak of). tolerance: relative residual, 1e-8 in float64 and 1e-5 in float32.
+
+    Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False
+    returns what there is, with a warning).
+    """
+    if not (math.isfinite(screening) and screening >= 0):
+        raise InputError(f"screening must be a number >= 0, got {screening!r}.")
+    start = time.perf_counter()
+    scheme = domain.scheme
+    tolerance = default_tolerance(domain, tolerance)
+    right = domain.field(f, "the right-hand side")
+    g = scheme.load(right)
+    with progress("solving", show_progress) as update:
+        result = scheme.solve(
+            g,
+            float(screening),
+            tolerance=tolerance,
+            start=None,
+            report=lambda i, r: update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}"),
+        )
+    warnings = check_convergence(result, tolerance, raise_on_failure)
+    u = result.solution
+    if screening == 0:
+        warnings += _mean_warning(scheme.incompatible(g, u), right(domain.points), domain)
+        u = _zero_mean(domain, u)
+    return Solution(
+        domain,
+        u[None],
+        (0.0,),
+        cycles=result.iterations,
+        residual=result.residual,
+        steps=0,
+        seconds=time.perf_counter() - start,
+        warnings=tuple(warnings),
+    )
+
+
+def default_tolerance(domain: Domain, tolerance: float | None) -> float:
+    if tolerance is None:
+        return 1e-8 if domain.points.dtype == torch.float64 else 1e-5
+    if not 0 < tolerance < 1:
+        raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
+    return tolerance
+
+
+def check_convergence(result: KrylovResult, tolerance: float, raise_on_failure: bool) -> list[str]:
+    if result.converged:
+        return []
+    message = (
+        f"The solve stopped at a relative residual of {result.residual:.1e} after {result.iterations} cycles "
+        f"(asked: {tolerance:.0e}); use a smaller spacing, or a larger tolerance."
+    )
+    if raise_on_failure:
+        raise SolveError(message)
+    return [message]
+
+
+def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:
+    scale = float(f.abs().max())
+    if float(mean.abs().max()) <= MEAN_TOLERANCE * scale:
+        return []
+    shown = ", ".join(f"{float(m):.4g}" for m in mean[:6]) + (", ..." if len(mean) > 6 else "")
+    each = "" if domain.component_count == 1 else " on its components"
+    return [f"The right-hand side has mean {shown}{each}; it was removed, as a closed surface asks for."]
+
+
+def _zero_mean(domain: Domain, u: Tensor) -> Tensor:
+    """Shift u by a constant a component so that its mean over domain.points, by area, is zero."""
+    mean = domain.mean(domain.readout @ u)
+    return u - domain.scheme.spread(mean)

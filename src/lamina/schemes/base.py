@@ -1,0 +1,66 @@
+"""What a PDE asks of a scheme, so that one Poisson and one heat solver serve all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from lamina.linear.krylov import KrylovResult
+
+Field = Callable[[Tensor], Tensor]  # points (n, 3) on the surface -> values (n,)
+
+
+class Scheme(Protocol):
+    """M du/dt = A u + load: A discretises the surface Laplacian on a vector u of unknowns, M its mass.
+
+    In the coupled scheme M is the identity; in a Galerkin scheme A is minus the stiffness matrix.
+    """
+
+    name: str
+    order: int
+    spacing: float
+
+    @property
+    def unknowns(self) -> int: ...
+
+    def apply(self, u: Tensor) -> Tensor:
+        """A u."""
+        ...
+
+    def mass(self, u: Tensor) -> Tensor:
+        """M u."""
+        ...
+
+    def load(self, f: Field) -> Tensor:
+        """The right-hand side that stands for f in A u = load(f)."""
+        ...
+
+    def sample(self, u: Field) -> Tensor:
+        """The unknowns that stand for the surface field u."""
+        ...
+
+    def solve(self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None, report) -> KrylovResult:
+        """Solve (A - shift M) u = g; for shift 0 up to a constant a component, g made compatible."""
+        ...
+
+    def explicit_step(self, u: Tensor, dt: float) -> Tensor:
+        """One explicit Euler step of the heat equation."""
+        ...
+
+    def spread(self, means: Tensor) -> Tensor:
+        """The unknowns of the field that is means[c] on component c."""
+        ...
+
+    def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
+        """What was taken off g on each component for A u = g to have a solution, as a mean of f (c,)."""
+        ...
+
+    def readout(self, points: Tensor, component: Tensor) -> Tensor:
+        """Sparse matrix (n, unknowns) that evaluates a field at points (n, 3) on the surface."""
+        ...
+
+    def table(self) -> list[tuple[float, int, int, int]]:
+        """A row (spacing, unknowns, non-zeros, bytes) for each level of the hierarchy."""
+        ...

@@ -1,0 +1,223 @@
+"""The coupled scheme: the closest point method as one linear system, with its multigrid hierarchy.
+
+On the band, with E the interpolation at the closest points and L the Cartesian Laplacian, the surface
+Laplacian of a field u is
+
+    A u = E L u - gamma (I - E) u,          gamma = PENALTY / dx^2.
+
+E L u is the Laplacian carried to the surface; the second term holds u constant along normals (von Glehn,
+Maerz and Macdonald 2013). Their gamma is -L_ii, 6/dx^2: that is what makes plain Jacobi of A the explicit
+closest point iteration. The discrete solution, however, carries an error gamma (I - E) u, so a smaller
+gamma is more accurate, down to where the smoother no longer damps the modes that vary along normals
+(docs/theory.md has the measurements). Both orders use the 13-point Laplacian: with the 7-point one its
+dx^2/12 error is the largest of all.
+
+Screened and implicit problems need A - c I, which is the same operator with penalty gamma + c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lamina.band import Band, band_radius
+from lamina.extension.interpolation import Lines, interpolation_matrix
+from lamina.geometry.lattice import Lattice
+from lamina.linear.components import ComponentMean
+from lamina.linear.krylov import fgmres
+from lamina.linear.multigrid import chebyshev_steps, v_cycle
+from lamina.schemes.base import Field
+from lamina.schemes.laplacian import diagonal, laplacian_matrix
+from lamina.surfaces.base import Surface
+
+PENALTY = 2.0
+# Interpolation for each order of accuracy, and the order of the Laplacian that goes with both.
+LINES = {2: Lines.NEAREST, 4: Lines.BILINEAR}
+STENCIL = 4
+# The part of the spectrum of -A / (diagonal + c) that the smoother must damp: from the tangential
+# frequencies that the next coarser grid cannot show up to the highest ones that E lets pass.
+SMOOTHER_STEPS = chebyshev_steps(0.25, 1.5, 3)
+COARSE_LINES = Lines.NONE
+COARSEST_NODES = 1500
+
+
+@dataclass(frozen=True)
+class CoupledLevel:
+    """Operators on the band of one spacing; matrices are CSR with int32 indices."""
+
+    band: Band
+    lines: Lines
+    E: Tensor  # (n, n) extension
+    L: Tensor  # (n, n) Cartesian Laplacian, empty rows where a neighbour is missing
+    mean: ComponentMean
+    to_coarse: Tensor | None = None  # (n_coarse, n) interpolation at the coarse nodes' closest points
+    from_coarse: Tensor | None = None  # (n, n_coarse) interpolation at the fine nodes' closest points
+
+    @property
+    def gamma(self) -> float:
+        return PENALTY / self.band.spacing**2
+
+    def apply(self, u: Tensor) -> Tensor:
+        """A u = E (L u + gamma u) - gamma u."""
+        return self.E @ torch.add(self.L @ u, u, alpha=self.gamma) - self.gamma * u
+
+
+@dataclass(frozen=True)
+class ShiftedLevel:
+    """A - c I on one level, as the V-cycle sees it; constants are the kernel when c = 0."""
+
+    level: CoupledLevel
+    shift: float
+    factor: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # coarsest level only
+
+    def apply(self, u: Tensor) -> Tensor:
+        u_A = self.level.apply(u)
+        return u_A if self.shift == 0 else torch.sub(u_A, u, alpha=self.shift)
+
+    def relax(self, u: Tensor | None, g: Tensor) -> Tensor:
+        scale = diagonal(STENCIL, self.level.band.spacing) + self.shift
+        steps = SMOOTHER_STEPS
+        if u is None:
+            u, steps = g * (-steps[0] / scale), steps[1:]
+        for step in steps:
+            u = torch.add(u, self.apply(u) - g, alpha=step / scale)
+        return self.project(u)
+
+    def restrict(self, residual: Tensor) -> Tensor:
+        return self.level.to_coarse @ self.project(residual)
+
+    def prolong(self, correction: Tensor) -> Tensor:
+        return self.level.from_coarse @ correction
+
+    def project(self, u: Tensor) -> Tensor:
+        return self.level.mean.remove(u) if self.shift == 0 else u
+
+    def solve(self, g: Tensor) -> Tensor:
+        assert self.factor is not None
+        border = g.new_zeros(self.factor[0].shape[0] - len(g))
+        g = torch.cat([self.project(g), border])
+        return torch.linalg.lu_solve(*self.factor, g[:, None])[: self.level.E.shape[0], 0]
+
+
+class Coupled:
+    """The hierarchy of levels for one surface, spacing and order. A `Scheme` with M = I."""
+
+    name = "coupled"
+
+    def __init__(self, surface: Surface, lattice: Lattice, order: int):
+        self.order = order
+        self.spacing = lattice.spacing
+        self.component_count = surface.component_count
+        self.levels = build_levels(surface, lattice, order)
+        self._shifted: dict[float, list[ShiftedLevel]] = {}
+
+    @property
+    def unknowns(self) -> int:
+        return len(self.levels[0].band)
+
+    def apply(self, u: Tensor) -> Tensor:
+        return self.levels[0].apply(u)
+
+    def mass(self, u: Tensor) -> Tensor:
+        return u
+
+    def load(self, f: Field) -> Tensor:
+        return self.levels[0].E @ self.sample(f)
+
+    def sample(self, u: Field) -> Tensor:
+        return u(self.levels[0].band.feet.points)
+
+    def solve(self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None):
+        """GMRES on A - shift I, preconditioned by one V-cycle."""
+        levels = self.shifted(shift)
+        finest = levels[0]
+        return fgmres(
+            lambda u: finest.project(finest.apply(u)),
+            finest.project(g),
+            precondition=lambda r: v_cycle(levels, r),
+            start=start,
+            tolerance=tolerance,
+            report=report,
+        )
+
+    def explicit_step(self, u: Tensor, dt: float) -> Tensor:
+        level = self.levels[0]
+        return level.E @ torch.add(u, level.L @ u, alpha=dt)
+
+    def spread(self, means: Tensor) -> Tensor:
+        return means if self.component_count == 1 else means[self.levels[0].band.component]
+
+    def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
+        return self.levels[0].mean(g - self.apply(u))
+
+    def readout(self, points: Tensor, component: Tensor) -> Tensor:
+        return interpolation_matrix(self.levels[0].band, points, component, self.levels[0].lines)
+
+    def table(self) -> list[tuple[float, int, int, int]]:
+        rows = []
+        for level in self.levels:
+            matrices = [m for m in (level.E, level.L, level.to_coarse, level.from_coarse) if m is not None]
+            entries = sum(m.values().numel() for m in matrices)
+            size = sum(m.values().nbytes + m.col_indices().nbytes + m.crow_indices().nbytes for m in matrices)
+            rows.append((level.band.spacing, len(level.band), entries, size))
+        return rows
+
+    def shifted(self, shift: float) -> list[ShiftedLevel]:
+        """The levels of A - shift I; the coarsest one factored. The last few are kept."""
+        if shift not in self._shifted:
+            if len(self._shifted) >= 4:
+                self._shifted.pop(next(iter(self._shifted)))
+            levels = [ShiftedLevel(level, shift) for level in self.levels]
+            levels[-1] = ShiftedLevel(self.levels[-1], shift, self._factor(shift))
+            self._shifted[shift] = levels
+        return self._shifted[shift]
+
+    def _factor(self, shift: float) -> tuple[Tensor, Tensor]:
+        """LU of the coarsest A - shift I; for shift 0 bordered by the constants of each component."""
+        level = self.levels[-1]
+        n = len(level.band)
+        L, E = level.L.to_dense(), level.E.to_dense()
+        L.diagonal().add_(level.gamma)
+        A = E @ L
+        A.diagonal().sub_(level.gamma + shift)
+        if shift == 0:
+            ones = torch.nn.functional.one_hot(level.band.component, self.component_count).to(A)
+            A = torch.cat([torch.cat([A, ones], 1), torch.cat([ones.T, A.new_zeros(ones.shape[1], ones.shape[1])], 1)])
+        return torch.linalg.lu_factor(A)
+
+
+def build_levels(surface: Surface, lattice: Lattice, order: int) -> list[CoupledLevel]:
+    """Bands of spacing dx, 2dx, 4dx, ... until one is small enough for a direct solve.
+
+    Coarse levels only correct, so they are second order whatever the finest is.
+    """
+    bands, kinds = [], []
+    lines = LINES[order]
+    while True:
+        bands.append(Band.build(surface, lattice, band_radius(lattice.spacing, lines, STENCIL // 2)))
+        kinds.append(lines)
+        if len(bands[-1]) <= COARSEST_NODES or (len(bands) > 2 and len(bands[-1]) > 0.6 * len(bands[-2])):
+            break
+        lattice, lines = lattice.coarsened(), COARSE_LINES
+    levels = []
+    for i, (band, lines) in enumerate(zip(bands, kinds, strict=True)):
+        coarse = bands[i + 1] if i + 1 < len(bands) else None
+        feet = band.feet
+        levels.append(
+            CoupledLevel(
+                band,
+                lines,
+                E=interpolation_matrix(band, feet.points, feet.component, lines),
+                L=laplacian_matrix(band, STENCIL),
+                mean=ComponentMean(band.component, surface.component_count),
+                to_coarse=None if coarse is None else _between(band, coarse),
+                from_coarse=None if coarse is None else _between(coarse, band),
+            )
+        )
+    return levels
+
+
+def _between(source: Band, target: Band) -> Tensor:
+    return interpolation_matrix(source, target.feet.points, target.feet.component, Lines.NONE)

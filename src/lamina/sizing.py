@@ -1,0 +1,118 @@
+"""Choosing a grid: spacing from size, thickness and sampling; warnings and refusals before work begins."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+
+from lamina.band import band_radius
+from lamina.errors import InputError
+from lamina.geometry.thickness import medial_radii
+from lamina.surfaces.base import Surface
+
+# Bytes a node of the hierarchy takes at its peak, in float64, measured (benchmarks/results).
+BYTES_PER_NODE = 2600
+DEFAULT_CELLS = 40  # cells along the longest side, where nothing asks for more
+MOST_CELLS = 160
+MOST_DEFAULT_NODES = 400_000
+# Medial radius that a scheme needs, in units of the spacing: the coupled band must not meet itself.
+CLEARANCE = {"coupled": band_radius(1.0, 1, 2)}
+SAMPLES = 8000
+
+
+def choose_spacing(surface: Surface, scheme: str) -> float:
+    """Fine enough for 95% of the shape's thin parts, no finer than its samples, and not too many nodes."""
+    size = extent(surface)
+    spacing = size / DEFAULT_CELLS
+    radii, _ = _thickness(surface)
+    spacing = min(spacing, float(np.quantile(radii, 0.05)) / CLEARANCE[scheme])
+    spacing = max(spacing, size / MOST_CELLS, math.sqrt(estimated_nodes(surface, 1.0, scheme) / MOST_DEFAULT_NODES))
+    if not surface.exact:
+        spacing = max(spacing, math.sqrt(float(surface.areas.sum()) / len(surface.points)))
+    # Two digits are enough, and a user can type them.
+    digits = 1 - math.floor(math.log10(spacing))
+    return round(spacing, digits)
+
+
+def spacing_for_nodes(surface: Surface, nodes: int, scheme: str) -> float:
+    if nodes < 100:
+        raise InputError(f"nodes must be at least 100, got {nodes}.")
+    return math.sqrt(estimated_nodes(surface, 1.0, scheme) / nodes)
+
+
+def estimated_nodes(surface: Surface, spacing: float, scheme: str) -> float:
+    """Area times the band's thickness over the volume of a cell; thin parts share nodes, so at most this."""
+    return float(surface.areas.sum()) * 2 * CLEARANCE[scheme] / spacing**2
+
+
+def check_spacing(surface: Surface, spacing: float) -> float:
+    if not (isinstance(spacing, int | float) and math.isfinite(spacing) and spacing > 0):
+        raise InputError(f"spacing must be a positive number, got {spacing!r}.")
+    size = extent(surface)
+    if spacing > size / 4:
+        raise InputError(
+            f"spacing {spacing:g} is too coarse for a shape {size:.3g} long: the band would hold no detail of it; "
+            f"use at most {size / 8:.2g}."
+        )
+    return float(spacing)
+
+
+def check_memory(surface: Surface, spacing: float, scheme: str, dtype: torch.dtype) -> None:
+    """Refuse, before anything is allocated, a grid that would not fit."""
+    nodes = estimated_nodes(surface, spacing, scheme)
+    # Coarser levels add a third.
+    needed = nodes * BYTES_PER_NODE * (1.0 if dtype == torch.float64 else 0.7)
+    free = _free_memory(surface.points.device)
+    if needed > free or nodes > 2**31 / 90:
+        fitting = spacing * math.sqrt(max(needed / (0.8 * free), nodes / (2**31 / 90)))
+        raise InputError(
+            f"spacing {spacing:g} gives about {nodes:.3g} nodes, which need about {needed:.3g} bytes; "
+            f"{free:.3g} bytes are free: use a spacing of at least {fitting:.2g}."
+        )
+
+
+def thin_warning(surface: Surface, spacing: float, scheme: str) -> str | None:
+    """A sentence when parts of the shape are thinner than the band can resolve: where, and what would do."""
+    radii, points = _thickness(surface)
+    needed = CLEARANCE[scheme] * spacing
+    thin = radii < needed
+    if thin.mean() < 0.002:
+        return None
+    where = points[np.argmin(radii)]
+    enough = float(np.quantile(radii, 0.005)) / CLEARANCE[scheme]
+    return (
+        f"{100 * thin.mean():.1f}% of the surface lies on parts thinner than the band of spacing {spacing:g} resolves, "
+        f"the thinnest near ({where[0]:.3g}, {where[1]:.3g}, {where[2]:.3g}); spacing {enough:.2g} would resolve them."
+    )
+
+
+def extent(surface: Surface) -> float:
+    """Longest side of the bounding box."""
+    bounds = surface.bounds
+    return float((bounds[1] - bounds[0]).max())
+
+
+def _thickness(surface: Surface) -> tuple[np.ndarray, np.ndarray]:
+    """Medial radii of (at most SAMPLES of) the surface's samples, computed once for a surface."""
+    if surface.thickness is None:
+        points = surface.points.detach().cpu().double().numpy()
+        normals = surface.normals.detach().cpu().double().numpy()
+        used = surface.areas.detach().cpu().numpy() > 0
+        points, normals = points[used], normals[used]
+        if len(points) > SAMPLES:
+            pick = np.random.default_rng(0).choice(len(points), SAMPLES, replace=False)
+            points, normals = points[pick], normals[pick]
+        surface.thickness = medial_radii(points, normals, extent(surface)), points
+    return surface.thickness
+
+
+def _free_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        return math.inf

@@ -1,0 +1,102 @@
+"""Solution: a field on a surface, with what it took to find it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lamina.domain import Domain
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A field, or a field at several times, on a domain.
+
+    unknowns (s, n): the field on the grid at each of `times` (s,); a stationary problem has s = 1, time 0.
+    cycles: V-cycles used in all. residual: the largest relative residual of any linear solve.
+    seconds: wall-clock time of the solve. warnings: what the user should know, one sentence each.
+    """
+
+    domain: Domain = field(repr=False)
+    unknowns: Tensor = field(repr=False)
+    times: tuple[float, ...]
+    cycles: int
+    residual: float
+    steps: int
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> Tensor:
+        """The field (m,) at domain.points, at the last time."""
+        return self.snapshots[-1]
+
+    @property
+    def snapshots(self) -> Tensor:
+        """The field (s, m) at domain.points, at each of `times`."""
+        return torch.stack([self.domain.readout @ u for u in self.unknowns])
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """The field (n,) at points (n, 3) on or near the surface, at the last time."""
+        return self.domain.evaluate(self.unknowns[-1], points)
+
+    def report(self) -> dict[str, Any]:
+        """What was solved and how, as plain numbers and strings."""
+        domain = self.domain
+        return {
+            "surface": domain.surface.name,
+            "representation": domain.surface.representation,
+            "nodes": domain.unknowns,
+            "spacing": domain.spacing,
+            "order": domain.order,
+            "extension": domain.extension,
+            "scheme": domain.scheme.name,
+            "scheme_reason": domain.scheme_reason,
+            "components": domain.component_count,
+            "device": str(domain.points.device),
+            "dtype": str(domain.points.dtype).removeprefix("torch."),
+            "cycles": self.cycles,
+            "steps": self.steps,
+            "residual": self.residual,
+            "warnings": [*domain.warnings, *self.warnings],
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Write to .ply (scalar and colours), .npz or .vtu; whole or not at all."""
+        from lamina.export import save
+
+        arrays = self._arrays()
+        values = arrays.pop("values")
+        several = len(self.times) > 1
+        data = self.snapshots.T.detach().cpu().numpy() if several else values
+        return save(path, arrays.pop("points"), data, metadata={"times": list(self.times), **self.report()}, **arrays)
+
+    def plot(self, path: str | Path, **options: Any) -> Path:
+        """Write a PNG of the surface coloured by the field; options as in lamina.view.render.render."""
+        from lamina.view.render import render_png
+
+        return render_png(path, **self._arrays(), **options)
+
+    def show(self, **options: Any) -> None:
+        """Open a picture of the surface coloured by the field."""
+        from lamina.view.render import render
+
+        render(**self._arrays(), **options).show()
+
+    def _arrays(self) -> dict[str, Any]:
+        surface = self.domain.surface
+
+        def array(t: Tensor):
+            return t.detach().cpu().numpy()
+
+        return {
+            "points": array(surface.points),
+            "values": array(self.values),
+            "faces": None if surface.faces is None else array(surface.faces),
+            "normals": array(surface.normals),
+        }

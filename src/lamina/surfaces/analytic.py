@@ -1,0 +1,128 @@
+"""Surfaces whose closest points have a formula, or one scalar equation: Sphere, Torus, Ellipsoid."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.geometry.triangles import dot, unit
+from lamina.surfaces.base import ClosestPoints, Surface, vertex_areas
+from lamina.surfaces.icosphere import icosphere
+
+
+class _Analytic(Surface):
+    """One connected closed surface with a triangulation of samples on it."""
+
+    representation = "analytic"
+
+    def _set_samples(self, points: Tensor, faces: Tensor) -> None:
+        self.points, self.faces = points, faces
+        self.component = torch.zeros(len(points), dtype=torch.int64)
+        self.areas = vertex_areas(points, faces)
+        self.normals = self.closest_points(points).normals
+
+    def _feet(self, points: Tensor, normals: Tensor) -> ClosestPoints:
+        return ClosestPoints(points, normals, torch.zeros(len(points), dtype=torch.int64, device=points.device))
+
+
+class Sphere(_Analytic):
+    """Sphere of given radius around the origin."""
+
+    def __init__(self, radius: float = 1.0, level: int = 5) -> None:
+        super().__init__("sphere")
+        _check_positive(radius=radius)
+        self.radius = float(radius)
+        vertices, faces = icosphere(level)
+        self._set_samples(self.radius * vertices, faces)
+
+    def closest_points(self, x: Tensor) -> ClosestPoints:
+        normal = _outward(x)
+        return self._feet(self.radius * normal, normal)
+
+
+class Torus(_Analytic):
+    """Torus around the z axis: tube of radius r around a circle of radius R."""
+
+    def __init__(self, R: float = 1.0, r: float = 0.4) -> None:
+        super().__init__("torus")
+        _check_positive(R=R, r=r)
+        if not r < R:
+            raise InputError(f"Torus needs r < R, got R = {R:g}, r = {r:g}; choose a thinner tube.")
+        self.R, self.r = float(R), float(r)
+        around = max(12, round(math.sqrt(10000 * self.R / self.r)))
+        across = max(12, round(10000 / around))
+        self._set_samples(*_torus_grid(self.R, self.r, around, across))
+
+    def closest_points(self, x: Tensor) -> ClosestPoints:
+        ring = _outward(torch.stack([x[:, 0], x[:, 1], torch.zeros_like(x[:, 0])], 1))
+        normal = _outward(x - self.R * ring, fallback=ring)
+        return self._feet(self.R * ring + self.r * normal, normal)
+
+
+class Ellipsoid(_Analytic):
+    """x^2/a^2 + y^2/b^2 + z^2/c^2 = 1."""
+
+    def __init__(self, a: float = 1.0, b: float = 0.8, c: float = 0.6, level: int = 5) -> None:
+        super().__init__("ellipsoid")
+        _check_positive(a=a, b=b, c=c)
+        self.semi_axes = torch.tensor([a, b, c], dtype=torch.float64)
+        vertices, faces = icosphere(level)
+        self._set_samples(self.semi_axes * vertices, faces)
+
+    def closest_points(self, x: Tensor) -> ClosestPoints:
+        """The foot is y = a^2 x / (a^2 + t), t the largest root of g(t) = sum (a x / (a^2 + t))^2 - 1.
+
+        g falls monotonically and is convex on (-min a^2, inf), so Newton from its left end, where g > 0,
+        climbs to the root without overshooting (Eberly, "Distance from a point to an ellipse").
+        """
+        square = self.semi_axes**2
+        tiny = 1e-12 * self.semi_axes.max()
+        # On a symmetry plane the root can sit at the pole; a nudge off the plane selects one of the two feet.
+        x = torch.where(x.abs() < tiny, torch.full_like(x, 1.0) * tiny, x)
+        scaled = self.semi_axes * x.abs()
+        smallest = square.argmin()
+        t = (scaled - square).amax(1)  # g >= 0 here: one term alone is already 1
+        t = torch.maximum(t, scaled[:, smallest] - square[smallest])
+        for _ in range(60):
+            ratio = scaled / (square + t[:, None])
+            g = dot(ratio, ratio) - 1
+            slope = -2 * (ratio * ratio / (square + t[:, None])).sum(1)
+            step = -g / slope
+            t = t + step
+            if bool((step.abs() <= 1e-15 * (1 + t.abs())).all()):
+                break
+        y = square * x / (square + t[:, None])
+        y = y / ((y / self.semi_axes) ** 2).sum(1, keepdim=True).sqrt()
+        return self._feet(y, unit(y / square))
+
+
+def _outward(v: Tensor, fallback: Tensor | None = None) -> Tensor:
+    """Unit vectors along v; where v vanishes every direction is right, and one is picked."""
+    if fallback is None:
+        fallback = torch.zeros_like(v)
+        fallback[:, 0] = 1.0
+    zero = dot(v, v) <= torch.finfo(v.dtype).tiny
+    return unit(torch.where(zero[:, None], fallback, v))
+
+
+def _check_positive(**lengths: float) -> None:
+    for name, value in lengths.items():
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} must be a positive number, got {value!r}.")
+
+
+def _torus_grid(R: float, r: float, around: int, across: int) -> tuple[Tensor, Tensor]:
+    u = torch.arange(around, dtype=torch.float64) * (2 * math.pi / around)
+    v = torch.arange(across, dtype=torch.float64) * (2 * math.pi / across)
+    u, v = (w.reshape(-1) for w in torch.meshgrid(u, v, indexing="ij"))
+    radius = R + r * v.cos()
+    points = torch.stack([radius * u.cos(), radius * u.sin(), r * v.sin()], 1)
+    i, j = (w.reshape(-1) for w in torch.meshgrid(torch.arange(around), torch.arange(across), indexing="ij"))
+    corner = i * across + j
+    right = (i + 1) % around * across + j
+    above = i * across + (j + 1) % across
+    both = (i + 1) % around * across + (j + 1) % across
+    return points, torch.cat([torch.stack([corner, right, both], 1), torch.stack([corner, both, above], 1)])

@@ -1,0 +1,127 @@
+"""What lamina asks of a surface, whatever its representation."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lamina.geometry.lattice import Lattice, nodes_within
+from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.triangles import dot, triangle_areas
+
+
+@dataclass(frozen=True)
+class ClosestPoints:
+    """Feet on the surface of n points in space."""
+
+    points: Tensor  # (n, 3) the closest points
+    normals: Tensor  # (n, 3) unit normals there
+    component: Tensor  # (n,) int64, the connected component that each lies on
+
+
+@dataclass(frozen=True)
+class NearNodes:
+    """Lattice nodes near a surface, once for every component that they are near to."""
+
+    ijk: Tensor  # (n, 3) int64
+    feet: ClosestPoints
+
+
+class Surface(ABC):
+    """A surface: samples where solutions are reported, and a closest-point map near it.
+
+    points (m, 3), normals (m, 3), areas (m,): samples with unit normals and their share of the area.
+    faces (f, 3) int64 or None: triangles over the points, for files and pictures only.
+    component (m,) int64: the connected component of each sample, numbered from 0.
+    notes: what was repaired or assumed when the surface was made, one sentence each.
+    exact: whether closest points are those of the surface itself rather than of a fit to samples.
+    """
+
+    representation: str = "surface"
+    exact: bool = True
+    points: Tensor
+    normals: Tensor
+    areas: Tensor
+    component: Tensor
+    faces: Tensor | None = None
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name or type(self).__name__.lower()
+        self.notes: list[str] = []
+        self.thickness: tuple[NDArray, NDArray] | None = None  # filled by lamina.sizing when first asked for
+
+    @abstractmethod
+    def closest_points(self, x: Tensor) -> ClosestPoints:
+        """Feet of x (n, 3), for x within the surface's reach."""
+
+    @property
+    def bounds(self) -> Tensor:
+        """Corners (2, 3) of a box around the surface."""
+        return torch.stack([self.points.amin(0), self.points.amax(0)])
+
+    @property
+    def component_count(self) -> int:
+        return int(self.component.max()) + 1
+
+    def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
+        """All lattice nodes whose distance to (a component of) the surface is at most radius."""
+
+        def distance(x: Tensor) -> Tensor:
+            offset = x - self.closest_points(x).points
+            return dot(offset, offset).sqrt()
+
+        ijk = nodes_within(lattice, self.bounds, radius, distance)
+        return NearNodes(ijk, self.closest_points(lattice.position(ijk)))
+
+    def sample(self, count: int, seed: int = 0) -> ClosestPoints:
+        """count random points, uniform by area: drawn on the triangles of `faces`, moved to the surface."""
+        if self.faces is None:
+            raise TypeError(f"{type(self).__name__} must say how it is sampled")
+        corners = self.points[self.faces]
+        # Drawn on the CPU so that a seed means the same points on every device.
+        generator = torch.Generator().manual_seed(seed)
+        face = torch.multinomial(triangle_areas(corners).cpu().double(), count, True, generator=generator)
+        r = torch.rand(count, 2, generator=generator, dtype=torch.float64).to(corners)
+        root = r[:, :1].sqrt()
+        a, b, c = corners[face.to(corners.device)].unbind(1)
+        return self.closest_points((1 - root) * a + root * (1 - r[:, 1:]) * b + root * r[:, 1:] * c)
+
+    def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
+        """Values (n,) at surface points x (n, 3) from values (m,) at `points`, second order.
+
+        A linear least-squares fit in space over the nearest samples, weighted towards x.
+        """
+        index, distance = k_nearest(self.points, min(12, len(self.points)), x)
+        scale = distance[:, -1:].clamp_min(torch.finfo(x.dtype).tiny)
+        weight = torch.exp(-4 * (distance / scale) ** 2)
+        near = values[index]
+        centre = (weight * near).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        offset = (self.points[index] - x[:, None]) / scale[..., None]
+        rows = torch.cat([torch.ones_like(offset[..., :1]), offset], -1)  # (n, k, 4)
+        gram = torch.einsum("nk,nki,nkj->nij", weight, rows, rows)
+        # Samples of a smooth surface are nearly coplanar: a little ridge settles the slope along the normal.
+        gram = gram + 1e-6 * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
+        right = torch.einsum("nk,nki,nk->ni", weight, rows, near - centre)
+        return centre[:, 0] + torch.linalg.solve(gram, right)[:, 0]
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Surface:
+        """The same surface with its tensors on another device or in another precision."""
+        moved = copy.copy(self)
+        for key, value in vars(self).items():
+            if isinstance(value, Tensor):
+                real = value.is_floating_point()
+                setattr(moved, key, value.to(device=device, dtype=dtype if real else None))
+        moved.notes = list(self.notes)
+        return moved
+
+
+def vertex_areas(points: Tensor, faces: Tensor) -> Tensor:
+    """A third of the area of its triangles for each vertex (m,)."""
+    third = triangle_areas(points[faces]) / 3
+    areas = torch.zeros_like(points[:, 0])
+    return areas.index_add_(0, faces.reshape(-1), third.repeat_interleave(3))

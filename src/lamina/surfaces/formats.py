@@ -1,0 +1,253 @@
+"""Readers of surface files: each takes a path and gives Contents, or raises.
+
+Written here, rather than left to trimesh, where a general reader loses what a PDE needs: OBJ (it splits
+vertices along texture seams), PLY (points or mesh is decided by what the file holds), OFF (it accepts
+files that end too early) and binary STL (it takes those for text).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was read: points alone, or vertices with triangles. notes: what the reader had to decide."""
+
+    points: np.ndarray  # (n, 3)
+    faces: np.ndarray | None = None  # (m, 3)
+    normals: np.ndarray | None = None  # (n, 3)
+    notes: list[str] = field(default_factory=list)
+
+
+class FormatError(Exception):
+    """A reader found something else than its format; load() adds the name of the file."""
+
+
+def _read_ply(path: Path) -> Contents:
+    from plyfile import PlyData
+
+    try:
+        # Telling plyfile that every face is a triangle is ten times faster; it refuses where one is not.
+        triangles = {"face": {"vertex_indices": 3, "vertex_index": 3}}
+        ply = PlyData.read(str(path), known_list_len=triangles)
+    except Exception:
+        ply = PlyData.read(str(path))
+    elements = {element.name: element for element in ply.elements}
+    if "vertex" not in elements:
+        raise FormatError("it has no element 'vertex'")
+    vertex = elements["vertex"]
+    columns = {p.name for p in vertex.properties}
+    if not {"x", "y", "z"} <= columns:
+        raise FormatError(f"its vertices have no x, y, z but {', '.join(sorted(columns)[:8]) or 'nothing'}")
+    points = _columns(vertex, "x", "y", "z")
+    if "face" in elements and elements["face"].count:
+        face = elements["face"]
+        key = next((p.name for p in face.properties if p.name in ("vertex_indices", "vertex_index")), None)
+        if key is None:
+            raise FormatError("its faces have no list 'vertex_indices' or 'vertex_index'")
+        return Contents(points, fan(face[key]))
+    if "tristrips" in elements:
+        raise FormatError("it stores triangle strips; save it with plain faces")
+    normals = _columns(vertex, "nx", "ny", "nz") if {"nx", "ny", "nz"} <= columns else None
+    notes = []
+    if normals is not None and not normals.any():
+        normals = None  # splat files fill these fields with zeros
+    if {"scale_0", "rot_0", "opacity"} <= columns:
+        notes.append("Gaussian splats were read as points at their centres; shape and opacity are not used.")
+    return Contents(points, None, normals, notes)
+
+
+def _columns(element, *names: str) -> np.ndarray:
+    return np.stack([np.asarray(element[name], dtype=np.float64) for name in names], 1)
+
+
+def _read_obj(path: Path) -> Contents:
+    """Positions and faces only: texture coordinates must not cut the surface open along their seams."""
+    vertices, normals, corners = [], [], []
+    text = path.read_text("utf-8", "replace").replace("\\\n", " ").replace("\\\r\n", " ")
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words:
+            continue
+        if words[0] == "v":
+            if len(words) < 4:
+                raise FormatError(f"line {number} has a vertex with fewer than three coordinates")
+            vertices.append([float(word) for word in words[1:4]])
+        elif words[0] == "vn":
+            normals.append([float(word) for word in words[1:4]])
+        elif words[0] == "f":
+            face = [int(word.partition("/")[0]) for word in words[1:] if not word.startswith("#")]
+            # Indices count from 1; negative ones count back from the latest vertex.
+            corners.append([i - 1 if i > 0 else len(vertices) + i if i < 0 else -1 for i in face])
+    if not vertices:
+        raise FormatError("it has no vertices (lines 'v x y z')")
+    points = np.array(vertices, dtype=np.float64)
+    if corners:
+        return Contents(points, fan(corners))
+    return Contents(points, None, np.array(normals) if len(normals) == len(vertices) else None)
+
+
+def _read_off(path: Path) -> Contents:
+    lines = [line for line in data_lines(path.read_text("utf-8", "replace")) if line]
+    if len(lines) < 2:
+        raise FormatError("it has no vertices")
+    header = lines[0].split()
+    if not re.fullmatch(r"(ST)?C?N?OFF", header[0]):
+        raise FormatError(f"its first word is {header[0][:20]!r}, not OFF")
+    counts, rows = (header[1:], lines[1:]) if len(header) > 1 else (lines[1].split(), lines[2:])
+    vertex_count, face_count = int(counts[0]), int(counts[1])
+    if len(rows) < vertex_count + face_count:
+        raise FormatError(f"it announces {vertex_count} vertices and {face_count} faces but ends before them")
+    points = np.array([row.split()[:3] for row in rows[:vertex_count]], dtype=np.float64).reshape(-1, 3)
+    if face_count == 0:
+        return Contents(points)
+    faces = [row.split() for row in rows[vertex_count : vertex_count + face_count]]
+    # A colour may follow the corners.
+    return Contents(points, fan([[int(i) for i in row[1 : 1 + int(row[0])]] for row in faces]))
+
+
+def _read_stl(path: Path) -> Contents:
+    data = path.read_bytes()
+    if data.lstrip()[:5] == b"solid" and b"\0" not in data:
+        mesh = _trimesh(path, "stl_ascii")
+        return _welded(mesh.vertices, mesh.faces, "STL")
+    count = int.from_bytes(data[80:84], "little")
+    if count == 0 or len(data) < 84 + 50 * count:
+        raise FormatError(f"it announces {count} triangles, which do not fit its {len(data)} bytes")
+    facet = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+    corners = np.frombuffer(data, facet, count, 84)["corners"].reshape(-1, 3)
+    return _welded(corners, np.arange(3 * count).reshape(-1, 3), "STL")
+
+
+def _read_glb(path: Path) -> Contents:
+    mesh = _trimesh(path, "glb")
+    return _welded(mesh.vertices, mesh.faces, "glTF")
+
+
+def _read_gltf(path: Path) -> Contents:
+    mesh = _trimesh(path, "gltf")
+    return _welded(mesh.vertices, mesh.faces, "glTF")
+
+
+def _trimesh(path: Path, kind: str):
+    """One mesh of all the geometry in the file, placed by the transforms of its scene."""
+    import trimesh
+    from trimesh.resolvers import FilePathResolver
+
+    with path.open("rb") as file:
+        resolver = FilePathResolver(str(path))
+        mesh = trimesh.load_mesh(file, file_type=kind, process=False, resolver=resolver)
+    if not isinstance(mesh, trimesh.Trimesh) or len(mesh.faces) == 0:
+        raise FormatError("it has no triangles")
+    return mesh
+
+
+def _welded(vertices: np.ndarray, faces: np.ndarray, kind: str) -> Contents:
+    """Coincident vertices made one: these formats repeat a vertex for every facet, normal or texture seam."""
+    points = np.asarray(vertices, dtype=np.float64) + 0.0  # -0.0 is 0.0
+    _, first, inverse = np.unique(points, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # keep the order of the file
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    notes = []
+    if len(first) < len(points) and kind != "STL":
+        notes.append(
+            f"{len(points) - len(first)} coincident vertices were merged: {kind} splits them at seams."
+        )
+    return Contents(points[first[order]], rank[inverse.reshape(-1)][faces], None, notes)
+
+
+def _read_xyz(path: Path) -> Contents:
+    lines = [line for line in data_lines(path.read_text("utf-8", "replace")) if line]
+    # A count of the points or a row of column names may come first.
+    if lines and re.fullmatch(r"\d+|[A-Za-z_\"'].*", lines[0]):
+        lines = lines[1:]
+    if not lines:
+        raise FormatError("it has no lines 'x y z' or 'x y z nx ny nz'")
+    table = np.loadtxt(io.StringIO("\n".join(lines)), ndmin=2, dtype=np.float64)
+    if table.shape[1] not in (3, 6):
+        raise FormatError(f"its lines hold {table.shape[1]} numbers; expected x y z or x y z nx ny nz")
+    if table.shape[1] == 3:
+        return Contents(table)
+    length = np.linalg.norm(table[:, 3:], axis=1)
+    if not 0.5 < np.median(length) < 2:
+        # Most likely colours; as normals they would silently ruin the surface.
+        return Contents(table[:, :3], notes=["Columns 4 to 6 are not unit normals and were not used."])
+    return Contents(table[:, :3], None, table[:, 3:])
+
+
+def _read_npz(path: Path) -> Contents:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            wanted = ("points", "P", "xyz", "normals", "N", "vertices", "V", "faces", "F")
+            arrays = {key: archive[key] for key in archive.files if key in wanted}
+            found = ", ".join(archive.files[:8]) or "nothing"
+    except zipfile.BadZipFile as error:
+        raise FormatError("the archive is damaged") from error
+    vertices = next((arrays[key] for key in ("vertices", "V", "points", "P", "xyz") if key in arrays), None)
+    faces = next((arrays[key] for key in ("faces", "F") if key in arrays), None)
+    normals = next((arrays[key] for key in ("normals", "N") if key in arrays), None)
+    if vertices is None:
+        raise FormatError(f"it holds {found}; expected points [and normals], or vertices and faces")
+    for label, array in (("points", vertices), ("normals", normals)):
+        if array is not None and (array.ndim != 2 or array.shape[1] != 3):
+            raise FormatError(f"its {label} have the shape {array.shape}; expected (n, 3)")
+    if faces is None:
+        return Contents(vertices, None, normals)
+    if faces.ndim != 2 or faces.dtype.kind not in "iu":
+        raise FormatError(f"its faces are {faces.dtype} of shape {faces.shape}; expected integers (m, 3)")
+    return Contents(vertices, fan(faces))
+
+
+def fan(polygons) -> np.ndarray:
+    """Triangles (m, 3) of polygons (k, c) or of a sequence of k lists, each split from its first corner."""
+    if isinstance(polygons, np.ndarray) and polygons.ndim == 2:
+        groups = [polygons.astype(np.int64)]
+    else:
+        sizes = np.fromiter(map(len, polygons), np.int64, len(polygons))
+        rows = list(polygons)
+        groups = [
+            np.array([rows[i] for i in np.flatnonzero(sizes == n)], dtype=np.int64) for n in np.unique(sizes)
+        ]
+    if any(group.shape[1] < 3 for group in groups):
+        raise FormatError("it has a face with fewer than three corners")
+    fans = [group[:, [0, i, i + 1]] for group in groups for i in range(1, group.shape[1] - 1)]
+    return np.concatenate(fans)
+
+
+# Text
+
+
+def data_lines(text: str) -> list[str]:
+    """Lines without comments (#, //, %), commas and semicolons read as blanks."""
+    text = re.sub(r"(?:#|//|%).*", "", text.removeprefix("\ufeff"))
+    return [line.strip() for line in text.replace(",", " ").replace(";", " ").splitlines()]
+
+
+def numbers(line: str) -> list[float] | None:
+    """The numbers of a line, at least three, or None."""
+    try:
+        words = [float(word) for word in line.split()]
+    except ValueError:
+        return None
+    return words if len(words) >= 3 else None
+
+
+READERS: dict[str, Callable[[Path], Contents]] = {
+    "ply": _read_ply,
+    "obj": _read_obj,
+    "off": _read_off,
+    "stl": _read_stl,
+    "glb": _read_glb,
+    "gltf": _read_gltf,
+    "xyz": _read_xyz,
+    "npz": _read_npz,
+}

@@ -1,0 +1,181 @@
+"""Triangle meshes as they come: open, closed, non-manifold, degenerate, in several parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.geometry.lattice import Lattice
+from lamina.geometry.nearest import Nearest
+from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
+from lamina.surfaces.base import ClosestPoints, NearNodes, Surface, vertex_areas
+
+# Triangles longer than this share of the extent are cut for the search tree, whose balls they would bloat.
+LONGEST_PIECE = 1 / 48
+
+
+class Mesh(Surface):
+    """Triangles F (m, 3) over vertices V (n, 3); closest points are exact.
+
+    Faces without area are ignored, duplicates too; unused vertices keep their place in `points` and get
+    the value at their closest point. Two faces are in one component when a chain of shared edges joins
+    them (vertices at the same position count as one): a touch in a single point passes no flux.
+    """
+
+    representation = "mesh"
+
+    def __init__(self, V, F, *, name: str = "mesh"):
+        super().__init__(name)
+        vertices, faces = _checked(V, F)
+        kept = self._usable_faces(vertices, faces)
+        self.points, self.faces = vertices, kept
+        component = _face_components(vertices, kept)
+        corners = vertices[kept]
+        normals = triangle_normals(corners)
+        self.areas = vertex_areas(vertices, kept)
+        self.normals = _vertex_normals(vertices, kept, normals)
+        self.component = torch.zeros(len(vertices), dtype=torch.int64)
+        self.component[kept.reshape(-1)] = component.repeat_interleave(3)
+        used = corners.reshape(-1, 3)
+        extent = float((used.amax(0) - used.amin(0)).max())
+        self.piece, self.piece_face = _cut_long(corners, extent * LONGEST_PIECE)
+        self.face_normals, self.face_component = normals, component
+        self._tree: Nearest | None = None
+        unused = torch.ones(len(vertices), dtype=torch.bool)
+        unused[kept.reshape(-1)] = False
+        if unused.any():
+            self.notes.append(f"{int(unused.sum())} vertices belong to no face; they get the value at their closest point.")
+            foot = self.closest_points(vertices[unused])
+            self.normals[unused], self.component[unused] = foot.normals, foot.component
+
+    def _usable_faces(self, vertices: Tensor, faces: Tensor) -> Tensor:
+        corners = vertices[faces]
+        edges = torch.stack([corners[:, i] - corners[:, i - 1] for i in range(3)], 1)
+        longest = dot(edges, edges).amax(1)
+        flat = 2 * triangle_areas(corners) <= 1e-12 * longest
+        if flat.all():
+            raise InputError(
+                f"The mesh has {len(faces)} faces and no area; expected triangles with area: check the file or its units."
+            )
+        _, first = np.unique(np.sort(faces.numpy(), 1), axis=0, return_index=True)
+        unique = torch.zeros(len(faces), dtype=torch.bool)
+        unique[torch.from_numpy(first)] = True
+        if flat.any():
+            self.notes.append(f"{int(flat.sum())} faces have no area and were ignored.")
+        if not unique.all():
+            self.notes.append(f"{int((~unique).sum())} duplicate faces were ignored.")
+        return faces[unique & ~flat]
+
+    @property
+    def bounds(self) -> Tensor:
+        corners = self.piece.reshape(-1, 3)
+        return torch.stack([corners.amin(0), corners.amax(0)])
+
+    @property
+    def component_count(self) -> int:
+        return int(self.face_component.max()) + 1
+
+    @property
+    def tree(self) -> Nearest:
+        if self._tree is None:
+            self._tree = Nearest(self.piece, self.face_component[self.piece_face])
+        return self._tree
+
+    def closest_points(self, x: Tensor) -> ClosestPoints:
+        piece, point = self.tree.to_points(x)
+        return self._feet(piece, point)
+
+    def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
+        ijk, _, piece, point = self.tree.to_nodes(lattice, radius)
+        return NearNodes(ijk, self._feet(piece, point))
+
+    def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
+        """Linear on each triangle."""
+        assert self.faces is not None
+        piece, point = self.tree.to_points(x)
+        face = self.faces[self.piece_face[piece]]
+        a, b, c = self.points[face].unbind(1)
+        area = torch.linalg.cross(b - a, c - a)
+        total = dot(area, area)
+        v = dot(torch.linalg.cross(point - a, c - a), area) / total
+        w = dot(torch.linalg.cross(b - a, point - a), area) / total
+        return (1 - v - w) * values[face[:, 0]] + v * values[face[:, 1]] + w * values[face[:, 2]]
+
+    def _feet(self, piece: Tensor, point: Tensor) -> ClosestPoints:
+        face = self.piece_face[piece]
+        return ClosestPoints(point, self.face_normals[face], self.face_component[face])
+
+    def to(self, device=None, dtype=None) -> Mesh:
+        moved = super().to(device, dtype)
+        assert isinstance(moved, Mesh)
+        moved._tree = None
+        return moved
+
+
+def _checked(V, F) -> tuple[Tensor, Tensor]:
+    vertices = torch.as_tensor(np.asarray(V) if not isinstance(V, Tensor) else V)
+    faces = torch.as_tensor(np.asarray(F) if not isinstance(F, Tensor) else F)
+    if vertices.ndim != 2 or vertices.shape[1] != 3:
+        raise InputError(f"Vertices must have shape (n, 3), got {tuple(vertices.shape)}.")
+    if faces.numel() == 0:
+        raise InputError(f"The mesh has {len(vertices)} vertices and no faces; expected triangles: use PointCloud for bare points.")
+    if faces.ndim != 2 or faces.shape[1] != 3 or faces.is_floating_point():
+        raise InputError(f"Faces must be integers of shape (m, 3), got {faces.dtype} of shape {tuple(faces.shape)}; triangulate polygons first.")
+    if not vertices.is_floating_point():
+        vertices = vertices.double()
+    faces = faces.long()
+    if not torch.isfinite(vertices).all():
+        bad = int((~torch.isfinite(vertices).all(1)).sum())
+        raise InputError(f"{bad} of {len(vertices)} vertices have NaN or infinite coordinates; remove or repair them.")
+    if int(faces.min()) < 0 or int(faces.max()) >= len(vertices):
+        raise InputError(
+            f"Face indices run from {int(faces.min())} to {int(faces.max())} but there are {len(vertices)} vertices "
+            "(0 to n - 1 expected); check for 1-based indices."
+        )
+    return vertices.detach().cpu(), faces.detach().cpu()
+
+
+def _face_components(vertices: Tensor, faces: Tensor) -> Tensor:
+    """Label (m,) of each face: connected through edges, coincident vertices taken as one."""
+    _, same = np.unique(vertices.numpy(), axis=0, return_inverse=True)
+    f = same.reshape(-1)[faces.numpy()]
+    edges = np.sort(np.concatenate([f[:, [0, 1]], f[:, [1, 2]], f[:, [2, 0]]]), 1)
+    owner = np.tile(np.arange(len(f)), 3)
+    _, edge = np.unique(edges[:, 0] * (int(f.max()) + 1) + edges[:, 1], return_inverse=True)
+    incidence = coo_matrix((np.ones(len(edge), dtype=np.int8), (owner, len(f) + edge)), shape=[len(f) + int(edge.max()) + 1] * 2)
+    _, label = connected_components(incidence, directed=False)
+    _, label = np.unique(label[: len(f)], return_inverse=True)
+    return torch.from_numpy(label.astype(np.int64))
+
+
+def _vertex_normals(vertices: Tensor, faces: Tensor, normals: Tensor) -> Tensor:
+    """Area-weighted mean of the face normals around each vertex."""
+    weighted = normals * triangle_areas(vertices[faces])[:, None]
+    total = torch.zeros_like(vertices).index_add_(0, faces.reshape(-1), weighted.repeat_interleave(3, 0))
+    return unit(total)
+
+
+def _cut_long(corners: Tensor, longest: float) -> tuple[Tensor, Tensor]:
+    """Bisect triangles (m, 3, 3) at their longest edges until none is longer than `longest`.
+
+    Returns the pieces and the triangle that each came from.
+    """
+    origin = torch.arange(len(corners))
+    done, done_origin = [], []
+    while len(corners):
+        edges = corners.roll(-1, 1) - corners  # edge i runs from corner i to corner i + 1
+        length, which = dot(edges, edges).max(1)
+        long = length > longest**2
+        done.append(corners[~long])
+        done_origin.append(origin[~long])
+        corners, origin, which = corners[long], origin[long], which[long]
+        row = torch.arange(len(corners))
+        a, b, c = (corners[row, (which + i) % 3] for i in range(3))
+        middle = 0.5 * (a + b)
+        corners = torch.cat([torch.stack([a, middle, c], 1), torch.stack([middle, b, c], 1)])
+        origin = torch.cat([origin, origin])
+    return torch.cat(done), torch.cat(done_origin)

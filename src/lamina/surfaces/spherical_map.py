@@ -1,0 +1,170 @@
+"""Surfaces that are images of the unit sphere, y = fn(s), |s| = 1: formulas and spherical neural surfaces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import InputError
+from lamina.geometry.triangles import dot, unit
+from lamina.surfaces.base import vertex_areas
+from lamina.surfaces.icosphere import icosphere
+from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, tangent_frame
+
+GUESS_LEVEL = 5
+
+
+class SphericalMap(Sampled):
+    """The image of the unit sphere under fn, a differentiable torch function (n, 3) -> (n, 3).
+
+    The samples are fn of the vertices of an icosphere of the given level, 10 4^level + 2 of them. Closest
+    points minimise |x - fn(s)|^2 over s by Newton's method from the nearest vertex. Where several feet are
+    nearly equally near (the medial axis) one of them is found, and its distance may exceed the smallest
+    by about the square of the sample spacing.
+    Normals point outwards if the surface bounds a volume. If fn is a module, the surface takes its
+    precision and device; otherwise float64 on the CPU.
+    """
+
+    representation = "spherical map"
+
+    def __init__(self, fn: Callable[[Tensor], Tensor], *, level: int = 5, name: str = "") -> None:
+        super().__init__(name)
+        if not callable(fn):
+            raise InputError(f"fn must be a function of an (n, 3) tensor, got {type(fn).__name__}.")
+        if not (isinstance(level, int) and 0 <= level <= 8):
+            raise InputError(f"level must be an integer from 0 to 8, got {level!r}; 5 gives 10242 samples.")
+        self.fn = fn
+        # Few samples are wanted where fields are small, but guesses must always be good ones.
+        vertices, faces = icosphere(max(level, GUESS_LEVEL))
+        like = next(iter(fn.parameters()), None) if isinstance(fn, nn.Module) else None
+        if like is not None:
+            vertices, faces = vertices.to(like), faces.to(like.device)
+        self.parameters = vertices
+        self.guesses = torch.cat([_checked(fn, s) for s in vertices.split(BATCH)])
+        self.guess_component = faces.new_zeros(len(vertices))
+        edges = self.guesses[faces] - self.guesses[faces.roll(1, 1)]
+        # The points of a triangle are nearer to a corner than its longest edge, with room for its bulge.
+        self.covering = float(dot(edges, edges).max().sqrt())
+        self.size = float((self.guesses.amax(0) - self.guesses.amin(0)).norm())
+        self._set_samples(level)
+
+    def _set_samples(self, level: int) -> None:
+        coarse, faces = icosphere(level)  # its vertices are the first of every finer one
+        self.points = self.guesses[: len(coarse)].clone()
+        faces = faces.to(self.points.device)
+        a, b, c = self.points[faces].unbind(1)
+        self.sign = -1.0 if float(dot(a, torch.linalg.cross(b, c)).sum()) < 0 else 1.0
+        self.faces = faces if self.sign > 0 else faces.flip(1)
+        self.areas = vertex_areas(self.points, self.faces)
+        self.component = self.guess_component[: len(coarse)].clone()
+        parts = self.parameters[: len(coarse)].split(BATCH)
+        self.normals = torch.cat([self._normals(s) for s in parts])
+
+    def _refine(self, x: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+        # Two edges of the icosphere that the guess is a vertex of: farther steps are not to be trusted yet.
+        trust = 2 * math.sqrt(4 * math.pi / len(self.parameters))
+        s = minimise(self._model, x, self.parameters[guess], trust, 1.0)
+        s = unit(s)
+        return self.fn(s).detach(), self._normals(s)
+
+    def _model(self, x: Tensor, s: Tensor) -> _MapModel:
+        """Gradient and Hessian of |x - fn(s(a))|^2 / 2, s(a) = unit(s + a_1 e_1 + a_2 e_2), at a = 0."""
+        frame = tangent_frame(s)
+        with torch.enable_grad():
+            a = s.new_zeros(len(s), 2, requires_grad=True)
+            y = self.fn(_on_sphere(s, frame, a))
+            offset = x - y
+            value = 0.5 * dot(offset, offset)
+            (g,) = torch.autograd.grad(value.sum(), a, create_graph=True)
+            first = _gradient(g[:, 0], a)
+            second = _gradient(g[:, 1], a)
+        value, g = value.detach(), g.detach()
+        eps = torch.finfo(x.dtype).eps
+        noise = 8 * eps * (value + value.sqrt() * self.size)
+        hessian = torch.stack([first[:, 0], 0.5 * (first[:, 1] + second[:, 0]), second[:, 1]], 1)
+        return _MapModel(s, torch.nan_to_num(value, nan=torch.inf), noise, g, hessian, frame)
+
+    def _normals(self, s: Tensor) -> Tensor:
+        """Unit normals (n, 3) along dy/da_1 x dy/da_2."""
+        frame = tangent_frame(s)
+        with torch.enable_grad():
+            a = s.new_zeros(len(s), 2, requires_grad=True)
+            y = self.fn(_on_sphere(s, frame, a))
+            rows = [_gradient(y[:, k], a) for k in range(3)]
+        jacobian = torch.stack(rows, 1)
+        return self.sign * unit(torch.linalg.cross(jacobian[:, :, 0], jacobian[:, :, 1]))
+
+
+class _MapModel(Model):
+    """Model whose `at` is the parameter s, a unit vector."""
+
+    def moved(self, step: Tensor) -> Tensor:
+        return unit(super().moved(step))
+
+
+def spike(level: int = 5) -> SphericalMap:
+    """The paper's training shape, r = 1 + 0.4 sin^2(th) sin(6 th) sin(6 ph); th polar, ph azimuth."""
+    return SphericalMap(_spike, level=level, name="spike")
+
+
+def starfruit(level: int = 5) -> SphericalMap:
+    """The shape of the ablations, r = 1 + 0.5 (cos^2(th) + 0.1 (th (pi - th))^2 sin^2(5 ph + 2 th))."""
+    return SphericalMap(_starfruit, level=level, name="starfruit")
+
+
+def _spike(s: Tensor) -> Tensor:
+    """sin(6 th) = rho (32 z^5 - 32 z^3 + 6 z), rho = sin th; sin(6 ph) = Im (c + i d)^6."""
+    z = s[:, 2]
+    rho, c, d = _azimuth(s)
+    sin_6ph = 2 * c * d * (3 * c**4 - 10 * c**2 * d**2 + 3 * d**4)
+    radius = 1 + 0.4 * rho**3 * z * (32 * z**4 - 32 * z**2 + 6) * sin_6ph
+    return radius[:, None] * s
+
+
+def _starfruit(s: Tensor) -> Tensor:
+    """sin(5 ph + 2 th) = Im (c + i d)^5 (z + i rho)^2."""
+    z = s[:, 2]
+    rho, c, d = _azimuth(s)
+    theta = torch.atan2(rho, z)
+    re = c * (c**4 - 10 * c**2 * d**2 + 5 * d**4)
+    im = d * (5 * c**4 - 10 * c**2 * d**2 + d**4)
+    wave = im * (z**2 - rho**2) + re * 2 * z * rho
+    radius = 1 + 0.5 * (z**2 + 0.1 * (theta * (math.pi - theta) * wave) ** 2)
+    return radius[:, None] * s
+
+
+def _azimuth(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """rho = sqrt(x^2 + y^2), cos ph = x / rho, sin ph = y / rho.
+
+    Below a rho where the shapes differ from their poles by less than rounding, rho is held constant: the
+    derivatives of sqrt and of the quotients stay finite, and those of c and d vanish at the pole itself.
+    """
+    x, y = s[:, 0], s[:, 1]
+    rho = (x * x + y * y).clamp_min(torch.finfo(s.dtype).eps ** 1.25).sqrt()
+    return rho, x / rho, y / rho
+
+
+def _on_sphere(s: Tensor, frame: Tensor, a: Tensor) -> Tensor:
+    v = s + a[:, :1] * frame[:, 0] + a[:, 1:] * frame[:, 1]
+    return v / dot(v, v).sqrt()[:, None]
+
+
+def _gradient(v: Tensor, a: Tensor) -> Tensor:
+    """d sum(v) / d a, zero where v does not depend on a."""
+    if not v.requires_grad:
+        return torch.zeros_like(a)
+    (g,) = torch.autograd.grad(v.sum(), a, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(a) if g is None else g.detach()
+
+
+def _checked(fn: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
+    y = fn(s)
+    if not isinstance(y, Tensor) or y.shape != s.shape:
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(f"fn must map unit vectors {tuple(s.shape)} to points of that shape, got {got}.")
+    if not bool(torch.isfinite(y).all()):
+        raise InputError("fn gave points that are not finite for some unit vectors; check it at the poles.")
+    return y.detach()

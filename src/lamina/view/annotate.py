@@ -1,0 +1,110 @@
+"""Title and colour bar of a picture."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from lamina.view.colours import Scale
+from lamina.view.shade import legend
+
+BAR_LETTERS = 6.2  # room for the colour bar at the right edge, in letters
+_INK = (52, 54, 60)
+_FAINT = (188, 190, 196)
+
+
+def ticks(low: float, high: float, most: int = 6) -> tuple[list[float], int, int]:
+    """Round numbers in [low, high], at most `most`: multiples of 1, 2 or 5 times a power of ten.
+
+    Also the number of decimals that tells them apart, and the power of ten to take out in front
+    (0 unless the numbers are very large or very small).
+    """
+    size = max(abs(low), abs(high))
+    power = math.floor(math.log10(size)) if size > 0 else 0
+    factor = power if power >= 4 or power <= -3 else 0
+    unit = 10.0**factor
+    raw = (high / unit - low / unit) / (most - 1)
+    base = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * base for m in (1, 2, 5, 10, 20) if (high / unit - low / unit) / (m * base) <= most - 1)
+    first, last = math.ceil(low / unit / step - 1e-6), math.floor(high / unit / step + 1e-6)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [i * step for i in range(first, last + 1)], decimals, factor
+
+
+def letter_height(width: int, height: int) -> int:
+    """Pixels of the type in a picture of this size."""
+    return max(9, round(min(width, height) / 52))
+
+
+def annotate(image: NDArray[np.uint8], scale: Scale | None, title: str | None) -> Image.Image:
+    """The picture with its colour bar (unless scale is None) and title."""
+    picture = Image.fromarray(image)
+    draw = ImageDraw.Draw(picture)
+    letter = letter_height(*picture.size)
+    if title:
+        _draw_title(draw, title, picture.width, letter)
+    if scale is not None:
+        _draw_bar(picture, draw, scale, letter)
+    return picture
+
+
+def _draw_title(draw: ImageDraw.ImageDraw, title: str, width: int, letter: int) -> None:
+    text = " ".join(title.split())
+    font, text = _font_for(text, 1.1 * letter)
+    while len(text) > 4 and draw.textlength(text, font) > width - 4 * letter:
+        text = text[:-4].rstrip() + "..."
+    draw.text((2 * letter, 2 * letter), text, _INK, font, anchor="lm")
+
+
+def _font_for(text: str, size: float):
+    """A font that can write the text. Pillow's own knows ASCII only; without another, the text gives way."""
+    if not text.isascii():
+        for name in ("DejaVuSans.ttf", "Arial Unicode.ttf", "Arial.ttf", "arial.ttf"):
+            try:
+                return ImageFont.truetype(name, size), text
+            except OSError:
+                continue
+        plain = unicodedata.normalize("NFKD", text)
+        text = "".join(c if c.isascii() else "?" for c in plain if not unicodedata.combining(c))
+    return ImageFont.load_default(size), text
+
+
+def _draw_bar(picture: Image.Image, draw: ImageDraw.ImageDraw, scale: Scale, letter: int) -> None:
+    """A bar at the right edge, with the values of its ticks beside it."""
+    font = ImageFont.load_default(letter)
+    numbers, decimals, factor = ticks(scale.low, scale.high)
+    unit = 10.0**factor
+    labels = [f"{number:.{decimals}f}" for number in numbers]
+    labels = [label.lstrip("-") if float(label) == 0 else label for label in labels]
+    widest = max((draw.textlength(label, font) for label in labels), default=0)
+    thick, tall = max(8, round(0.95 * letter)), round(0.46 * picture.height)
+    left = round(min(picture.width - BAR_LETTERS * letter, picture.width - widest - 2 * letter - thick))
+    top = (picture.height - tall) // 2
+    _paste_rounded(picture, legend(scale, tall, thick), left, top)
+    for number, label in zip(numbers, labels, strict=True):
+        share = (number - scale.low / unit) / (scale.high / unit - scale.low / unit)
+        x, y = left + thick, top + (1 - share) * (tall - 1)
+        draw.line([(x + 0.2 * letter, y), (x + 0.5 * letter, y)], _FAINT, max(1, letter // 14))
+        draw.text((x + 0.8 * letter, y), label, _INK, font, anchor="lm")
+    if factor:
+        small = ImageFont.load_default(0.75 * letter)
+        y = top - 1.2 * letter
+        draw.text((left, y), "x 10", _INK, font, anchor="ls")
+        draw.text(
+            (left + draw.textlength("x 10", font) + 1, y - 0.4 * letter),
+            str(factor),
+            _INK,
+            small,
+            anchor="ls",
+        )
+
+
+def _paste_rounded(picture: Image.Image, bar: NDArray[np.uint8], left: int, top: int) -> None:
+    height, width = bar.shape[:2]
+    mask = Image.new("L", (4 * width, 4 * height))
+    ImageDraw.Draw(mask).rounded_rectangle((0, 0, 4 * width - 1, 4 * height - 1), 1.3 * width, 255)
+    picture.paste(Image.fromarray(bar), (left, top), mask.resize((width, height), Image.Resampling.BOX))
