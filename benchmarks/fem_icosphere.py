@@ -1,6 +1,6 @@
 """Linear FEM on a perfect icosphere, the easiest case that a mesh method can get: time and error.
 
-    python benchmarks/fem_icosphere.py [--level 7] [--out benchmarks/results/fem_icosphere.json]
+    python benchmarks/fem_icosphere.py [--level 7]
 
 Level 7 has 163,842 vertices. Times are the best of several runs, in seconds: `assembly` from (V, F) to the
 stiffness matrix, `setup` the factorisation or multigrid hierarchy, `solve` one right-hand side. One thread,
@@ -14,15 +14,12 @@ import os
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy is loaded
 
-import argparse
-import json
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from common import best, in_turn, parser, record
 
 from lamina.baselines.fem import SurfaceFEM
 from lamina.gallery import sphere_poisson
@@ -44,40 +41,16 @@ def time_fem(level: int = 7, repeats: int = 5) -> dict[str, Any]:
     f, exact = problem.rhs(vertices).numpy(), problem.solution(vertices).numpy()
     solvers = [s for s in PACKAGES if find_spec(PACKAGES[s]) and (s != "splu" or len(V) <= SPLU_LIMIT)]
     cases = [(solver, mass) for solver in solvers for mass in ("consistent", "lumped")]
-    # Turn and turn about, so that whatever else the machine does slows all of them down alike.
-    runs = [[_run(V, F, f, solver, mass == "lumped") for solver, mass in cases] for _ in range(repeats)]
+    runs = in_turn([partial(run_fem, V, F, f, solver, mass == "lumped") for solver, mass in cases], repeats)
     rows = []
-    for (solver, mass), results in zip(cases, zip(*runs, strict=True), strict=True):
+    for (solver, mass), results in zip(cases, runs, strict=True):
         error = errors(results[-1][1], exact, remove_mean=True).as_dict()
-        rows.append({"solver": solver, "mass": mass, **_best([times for times, _ in results]), **error})
-    return {
-        "vertices": len(V),
-        "tolerance": TOLERANCE,
-        "repeats": repeats,
-        "rows": rows,
-        "machine": _machine(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+        rows.append({"solver": solver, "mass": mass, **best([times for times, _ in results]), **error})
+    return {"vertices": len(V), "tolerance": TOLERANCE, "repeats": repeats, "rows": rows}
 
 
-def _machine() -> dict[str, Any]:
-    versions = {}
-    for package in ("numpy", "scipy", "pyamg", "cholespy", "scikit-sparse"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "load": os.getloadavg()[0],  # above 1 the times are too long
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
-        "python": platform.python_version(),
-        **versions,
-    }
-
-
-def _run(V: Any, F: Any, f: Any, solver: str, lumped: bool) -> tuple[dict[str, float], Any]:
+def run_fem(V: Any, F: Any, f: Any, solver: str, lumped: bool) -> tuple[dict[str, float], Any]:
+    """Seconds of each stage, from the mesh and the values f at its vertices to the solution, and that."""
     start = perf_counter()
     fem = SurfaceFEM(V, F, lumped=lumped, solver=solver, tolerance=TOLERANCE)
     assembled = perf_counter()
@@ -91,11 +64,6 @@ def _run(V: Any, F: Any, f: Any, solver: str, lumped: bool) -> tuple[dict[str, f
         "solve": end - ready,
         "total": end - start,
     }, u
-
-
-def _best(times: list[dict[str, float]]) -> dict[str, float]:
-    """The smallest of each time; that of total is the best whole run, not the sum of the best parts."""
-    return {key: min(t[key] for t in times) for key in times[0]}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -114,11 +82,10 @@ def table(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Time linear FEM on an icosphere.")
-    parser.add_argument("--level", type=int, default=7)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    outcome = time_fem(arguments.level)
+    options = parser("Time linear FEM on an icosphere.")
+    options.add_argument("--level", type=int, default=7)
+    options.add_argument("--repeats", type=int, default=5)
+    arguments = options.parse_args()
+    outcome = time_fem(arguments.level, arguments.repeats)
     print(table(outcome))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(outcome, indent=1) + "\n")
+    print("written to", record("fem_icosphere", outcome, arguments.out))

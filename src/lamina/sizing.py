@@ -116,3 +116,21 @@ def _free_memory(device: torch.device) -> float:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
     except (ValueError, OSError, AttributeError):
         return math.inf
+
+
+def describe(surface: Surface) -> dict[str, object]:
+    """Facts about a surface for `lamina info`."""
+    radii, _ = _thickness(surface)
+    low, high = surface.bounds.tolist()
+    return {
+        "name": surface.name,
+        "representation": surface.representation,
+        "points": len(surface.points),
+        "faces": 0 if surface.faces is None else len(surface.faces),
+        "components": surface.component_count,
+        "bounds": [low, high],
+        "extent": extent(surface),
+        "area": float(surface.areas.sum()),
+        "thinnest": 2 * float(np.quantile(radii, 0.005)),
+        "median_thickness": 2 * float(np.median(radii)),
+    }

@@ -7,7 +7,7 @@ Around a sample p with normal n and tangents t1, t2 the surface is the graph of 
 in coordinates around p divided by the neighbourhood radius r. Neighbours give heights, and their normals
 m, where used, slopes: dh/da = -m.t1 / m.n and dh/db = -m.t2 / m.n. Degree q is accurate to r^(q+1) in
 position and r^q in the normal. After Cazals and Pouget (2005), "Estimating differential quantities using
-polynomial fitting of osculating jets".
+polynomial fitting of osculating jets". No gradients are recorded.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def coefficient_count(degree: int) -> int:
     return (degree + 1) * (degree + 2) // 2
 
 
+@torch.no_grad()
 def fit_jets(
     points: Tensor,
     normals: Tensor,
@@ -106,8 +107,7 @@ def fit_jets(
         samples = points[near].double(), normals[near].double()
         around = centres[chunk].double(), directions[chunk].double()
         parts.append(_fit_chunk(*samples, *around, degree, slopes, leave_out))
-    frames, coefficients, scale, reach, residual = (torch.cat(p).to(points.dtype) for p in zip(*parts, strict=True))
-    return Jets(degree, centres, frames, coefficients, scale, reach, residual)
+    return Jets(degree, centres, *(torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True)))
 
 
 def _fit_chunk(
@@ -191,6 +191,7 @@ def _solve(gram: Tensor, right: Tensor, degree: int) -> Tensor:
     return solution
 
 
+@torch.no_grad()
 def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Closest points (n, 3) to x (n, 3) on the jets index (n,), and unit normals (n, 3) there.
 
@@ -241,7 +242,7 @@ def _gap(target: Tensor, ab: Tensor, at: Tensor) -> Tensor:
 
 
 def _newton_step(target: Tensor, ab: Tensor, at: Tensor, damping: Tensor) -> Tensor:
-    """Newton step (2, n) for |target - (a, b, h)|^2 / 2 from derivatives at = h, h_a, h_b, h_aa, h_ab, h_bb."""
+    """Newton step (2, n) for |target - (a, b, h)|^2 / 2, with at = h, h_a, h_b, h_aa, h_ab, h_bb (6, n)."""
     h, ha, hb, haa, hab, hbb = at
     above = h - target[2]
     ga = ab[0] - target[0] + above * ha

@@ -9,6 +9,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components, mini
 from torch import Tensor
 
 from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.triangles import dot
 
 START_NEIGHBOURS, MOST_NEIGHBOURS = 24, 192
 FLAT = 0.1  # height over width of a neighbourhood above which noise is suspected
@@ -19,8 +20,8 @@ def pca_normals(points: Tensor, k: int | None = None) -> Tensor:
     """Unit normals (n, 3), of either sign: the direction of least variance of the k nearest neighbours.
 
     The eigenvector of the smallest eigenvalue of sum_j (p_j - mean)(p_j - mean)^T (Hoppe et al. 1992).
-    k None: 24 (a quarter of a small cloud), doubled up to 192 while neighbourhoods are thick (height over width above 0.1) and become
-    flatter by growing, as they do when the thickness is noise and not curvature.
+    k None: 24 (a quarter of a small cloud), doubled up to 192 while neighbourhoods are thick (height over
+    width above 0.1) and become flatter by growing, as they do when it is noise and not curvature.
     """
     if k is not None:
         return _principal(points, k)[0]
@@ -102,3 +103,16 @@ def _outwards(p: np.ndarray, n: np.ndarray, piece: np.ndarray) -> np.ndarray:
         outward += n[order[ends], axis] - n[order[starts], axis]
     return np.where(outward < 0, -1.0, 1.0)
 
+
+def signs_disagree(points: Tensor, normals: Tensor) -> bool:
+    """Whether normals look both ways from one sheet, as estimated ones do before they are oriented.
+
+    That is, more than a fifth of the pairs of near neighbours have opposite normals though they lie side by
+    side, |d . n| < 0.3 |d|; on two sheets back to back they lie one above the other.
+    """
+    index, _ = k_nearest(points, 5)
+    offset = points[index[:, 1:]] - points[:, None]
+    above = dot(offset, normals[:, None].expand_as(offset)).abs()
+    beside = above < 0.3 * dot(offset, offset).sqrt()
+    opposite = dot(normals[:, None], normals[index[:, 1:]]) < 0
+    return float((beside & opposite).double().mean()) > 0.2

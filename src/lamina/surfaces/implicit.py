@@ -33,12 +33,13 @@ ROOT_CELLS = 32  # cells along the longest side of the box in which the zero set
 class Implicit(Sampled):
     """The zero set of phi, a differentiable torch function (n, 3) -> (n,) or (n, 1), inside a box (2, 3).
 
-    phi needs not be a distance: only phi / |grad phi| enters, so any regular value 0 will do. About
-    `samples` points are spread evenly over the zero set, no two of a sheet nearer than 0.74 of the mean
-    spacing sqrt(area / samples); their areas sum to the area within about 0.5 %. Components and sheets
-    nearer to each other than about that spacing may be taken for one another. Normals point along
-    grad phi. If phi is a module, the surface takes its precision and device; otherwise those of bounds, if
-    a tensor, or float64 on the CPU.
+    phi need not be a distance: only phi / |grad phi| enters, so it will do if its gradient does not vanish
+    where phi does. About `samples` points are spread evenly over the zero set, no two of a sheet nearer than
+    0.74 of the mean spacing sqrt(area / samples). Their areas sum to that of the surface: within 0.1 % if it
+    is smooth, 1 % if it has edges, too small where sheets are nearer to each other than the spacing. Such
+    sheets may also be taken for each other by closest points, and components for one: give more samples.
+    Normals point along grad phi. If phi is a module, the surface takes its precision and device; otherwise
+    those of bounds, if a tensor, or float64 on the CPU.
     """
 
     representation = "implicit"
@@ -85,11 +86,10 @@ class Implicit(Sampled):
         label = linked_components(p, n, h)
         chosen = even_subset(p, n, label, samples, w.sum(), seed)
         owner, gap = owners(p, label, chosen)
-        like = dense.device
-        index = torch.from_numpy(chosen).to(like)
+        index = torch.from_numpy(chosen).to(dense.device)
         self.points, self.normals = dense[index], normals[index]
         self.areas = torch.from_numpy(np.bincount(owner, w, len(chosen))).to(dense)
-        self.component = torch.from_numpy(label[chosen]).to(like)
+        self.component = torch.from_numpy(label[chosen]).to(dense.device)
         self.guesses, self.guess_component = self.points, self.component
         # A point of the surface lies in a cell, and the centre of that cell has been projected near it.
         self.covering = gap + radius
@@ -109,7 +109,8 @@ class Implicit(Sampled):
         y, normals, _ = _project(self, y, self.covering, steps=3)
         if self.open:
             rows = (~_inside(self.box, y)).nonzero()[:, 0]
-            y[rows], normals[rows] = self._on_rim(x[rows], y[rows], guess[rows])
+            if len(rows):
+                y[rows], normals[rows] = self._on_rim(x[rows], y[rows], guess[rows])
         return y, normals
 
     def _on_rim(self, x: Tensor, y: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +151,7 @@ class Implicit(Sampled):
             normal = gradient.detach() / length[:, None]
             frame = tangent_frame(normal)
             product = torch.stack([_derivative(gradient, z, frame[:, k]) for k in (0, 1)], 1)
-        product = product / length[:, None, None]  # the rows of T'W
+        product = torch.nan_to_num(product / length[:, None, None])  # the rows of T'W
         e = value.detach() / length
         r = x - y
         d = dot(r, normal)

@@ -1,0 +1,3 @@
+from lamina.cli import main
+
+main()
