@@ -14,7 +14,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
 from lamina.sizing import check_memory, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
-from lamina.surfaces.base import Surface
+from lamina.surfaces.base import ClosestPoints, Surface
 
 
 class Domain:
@@ -24,7 +24,7 @@ class Domain:
     spacing that suits the shape's size, thin parts and sample density.
     order: 2 or 4 (coupled scheme); default 4 on smooth exact surfaces, otherwise 2.
     extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples) or "auto".
-    scheme: "coupled" or "auto". device, dtype: where and how to compute, float64 unless said otherwise.
+    scheme: "coupled" (smooth surfaces, points), "trace" (meshes: thin, sharp, open, in parts) or "auto". device, dtype: where and how to compute, float64 unless said otherwise.
 
     Raises InputError when the arguments contradict each other or the grid would not fit in memory.
     """
@@ -66,9 +66,11 @@ class Domain:
         if thin:
             self.warnings.append(thin)
         built = time.perf_counter()
-        origin = self.geometry.bounds.mean(0)
+        # Off the symmetry planes, so that flat faces of a shape do not lie in the planes of the lattice.
+        shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
+        origin = self.geometry.bounds.mean(0) + self.spacing * shift
         self.scheme = build_scheme(scheme, self.geometry, Lattice(origin, self.spacing), self.order)
-        self.readout = self.scheme.readout(*self._on_geometry(self.points, self.component))
+        self.readout = self.scheme.readout(self._own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self.mean = ComponentMean(self.component, self.component_count, self.surface.areas)
 
@@ -121,14 +123,13 @@ class Domain:
         if points.ndim != 2 or points.shape[1] != 3 or not torch.isfinite(points).all():
             raise InputError(f"Points must be finite and of shape (n, 3), got shape {tuple(points.shape)}.")
         feet = self.geometry.closest_points(points)
-        return self.scheme.readout(feet.points, feet.component) @ unknowns
+        return self.scheme.readout(feet) @ unknowns
 
-    def _on_geometry(self, points: Tensor, component: Tensor) -> tuple[Tensor, Tensor]:
-        """Points of the surface moved to the geometry that was discretised, where the two differ."""
+    def _own_feet(self) -> ClosestPoints:
+        """`points` on the geometry that was discretised, where that is not the surface itself."""
         if self.geometry.exact and self.geometry is self.surface:
-            return points, component
-        feet = self.geometry.closest_points(points)
-        return feet.points, feet.component
+            return self.surface.own_feet()
+        return self.geometry.closest_points(self.points)
 
     def __repr__(self) -> str:
         lines = [

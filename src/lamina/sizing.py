@@ -13,13 +13,15 @@ from lamina.errors import InputError
 from lamina.geometry.thickness import medial_radii
 from lamina.surfaces.base import Surface
 
-# Bytes a node of the hierarchy takes at its peak, in float64, measured (benchmarks/results).
-BYTES_PER_NODE = 2600
 DEFAULT_CELLS = 40  # cells along the longest side, where nothing asks for more
 MOST_CELLS = 160
 MOST_DEFAULT_NODES = 400_000
-# Medial radius that a scheme needs, in units of the spacing: the coupled band must not meet itself.
-CLEARANCE = {"coupled": band_radius(1.0, 1, 2)}
+# Medial radius that a scheme needs, in units of the spacing: the coupled band must not meet itself; the trace
+# scheme wants a cell between two sheets, and keeps closer ones apart by their connectivity.
+CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5}
+# Unknowns for each dx^2 of surface, and the bytes that each takes at its peak in float64 (benchmarks/results).
+DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0}
+BYTES = {"coupled": 2600, "trace": 3000}
 SAMPLES = 8000
 
 
@@ -44,8 +46,8 @@ def spacing_for_nodes(surface: Surface, nodes: int, scheme: str) -> float:
 
 
 def estimated_nodes(surface: Surface, spacing: float, scheme: str) -> float:
-    """Area times the band's thickness over the volume of a cell; thin parts share nodes, so at most this."""
-    return float(surface.areas.sum()) * 2 * CLEARANCE[scheme] / spacing**2
+    """Area times the unknowns that a scheme has for each dx^2; thin parts share nodes, so at most this."""
+    return float(surface.areas.sum()) * DENSITY[scheme] / spacing**2
 
 
 def check_spacing(surface: Surface, spacing: float) -> float:
@@ -63,8 +65,7 @@ def check_spacing(surface: Surface, spacing: float) -> float:
 def check_memory(surface: Surface, spacing: float, scheme: str, dtype: torch.dtype) -> None:
     """Refuse, before anything is allocated, a grid that would not fit."""
     nodes = estimated_nodes(surface, spacing, scheme)
-    # Coarser levels add a third.
-    needed = nodes * BYTES_PER_NODE * (1.0 if dtype == torch.float64 else 0.7)
+    needed = nodes * BYTES[scheme] * (1.0 if dtype == torch.float64 else 0.7)
     free = _free_memory(surface.points.device)
     if needed > free or nodes > 2**31 / 90:
         fitting = spacing * math.sqrt(max(needed / (0.8 * free), nodes / (2**31 / 90)))

@@ -1,4 +1,4 @@
-"""Flexible GMRES: Saad (1993), "A flexible inner-outer preconditioned GMRES algorithm"."""
+"""Krylov methods: conjugate gradients for symmetric systems, flexible GMRES for the others."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def fgmres(
 
     Stops when |b - A x| <= tolerance |b|, or after max_iterations preconditioner applications.
     b may be all zeros (the answer is zero). `report` is called with (iteration, relative residual).
+    Saad (1993), "A flexible inner-outer preconditioned GMRES algorithm".
     """
     scale = float(b.norm())
     x = torch.zeros_like(b) if start is None else start
@@ -79,3 +80,47 @@ def _arnoldi_cycle(apply, precondition, residual, x, target, length, done, scale
         basis.append(w / norm)
     step = torch.stack(directions).T @ y.to(residual)
     return x + step, len(directions)
+
+
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor],
+    b: Tensor,
+    *,
+    precondition: Callable[[Tensor], Tensor],
+    start: Tensor | None = None,
+    tolerance: float = 1e-8,
+    max_iterations: int = 500,
+    report: Callable[[int, float], None] | None = None,
+) -> KrylovResult:
+    """Solve A x = b for A symmetric positive (semi)definite and a preconditioner of the same kind.
+
+    b must lie in the range of A. Stops when |b - A x| <= tolerance |b|; a residual that the recurrence says
+    is small is recomputed, and the iteration restarted from it if it is not. Hestenes and Stiefel (1952).
+    """
+    scale = float(b.norm())
+    if scale == 0:
+        return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
+    x = torch.zeros_like(b) if start is None else start.clone()
+    iterations, relative = 0, torch.inf
+    for _ in range(3):
+        r = b - apply(x)
+        relative = float(r.norm()) / scale
+        if relative <= tolerance or iterations >= max_iterations:
+            break
+        z = precondition(r)
+        p, rz = z, torch.dot(r, z)
+        while iterations < max_iterations:
+            q = apply(p)
+            step = rz / torch.dot(p, q)
+            x = x + step * p
+            r = r - step * q
+            iterations += 1
+            current = float(r.norm()) / scale
+            if report:
+                report(iterations, current)
+            if not current > 0.5 * tolerance:  # also when it is NaN
+                break
+            z = precondition(r)
+            rz, previous = torch.dot(r, z), rz
+            p = z + (rz / previous) * p
+    return KrylovResult(x, iterations, relative, relative <= tolerance)

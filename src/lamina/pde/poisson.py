@@ -57,7 +57,7 @@ def poisson(
     u = result.solution
     if screening == 0:
         warnings += _mean_warning(scheme.incompatible(g, u), right(domain.points), domain)
-        u = _zero_mean(domain, u)
+        u = scheme.remove_mean(u, lambda u: domain.mean(domain.readout @ u))
     return Solution(
         domain,
         u[None],
@@ -97,9 +97,3 @@ def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:
     shown = ", ".join(f"{float(m):.4g}" for m in mean[:6]) + (", ..." if len(mean) > 6 else "")
     each = "" if domain.component_count == 1 else " on its components"
     return [f"The right-hand side has mean {shown}{each}; it was removed, as a closed surface asks for."]
-
-
-def _zero_mean(domain: Domain, u: Tensor) -> Tensor:
-    """Shift u by a constant a component so that its mean over domain.points, by area, is zero."""
-    mean = domain.mean(domain.readout @ u)
-    return u - domain.scheme.spread(mean)

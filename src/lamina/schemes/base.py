@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lamina.linear.krylov import KrylovResult
+from lamina.surfaces.base import ClosestPoints
 
 Field = Callable[[Tensor], Tensor]  # points (n, 3) on the surface -> values (n,)
 
@@ -49,16 +50,16 @@ class Scheme(Protocol):
         """One explicit Euler step of the heat equation."""
         ...
 
-    def spread(self, means: Tensor) -> Tensor:
-        """The unknowns of the field that is means[c] on component c."""
+    def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:
+        """u shifted to zero mean on each component; mean_at_points(u) gives the means (c,) over the samples."""
         ...
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         """What was taken off g on each component for A u = g to have a solution, as a mean of f (c,)."""
         ...
 
-    def readout(self, points: Tensor, component: Tensor) -> Tensor:
-        """Sparse matrix (n, unknowns) that evaluates a field at points (n, 3) on the surface."""
+    def readout(self, feet: ClosestPoints) -> Tensor:
+        """Sparse matrix (n, unknowns) that evaluates a field at n points on the surface."""
         ...
 
     def table(self) -> list[tuple[float, int, int, int]]:

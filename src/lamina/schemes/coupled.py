@@ -17,6 +17,7 @@ Screened and implicit problems need A - c I, which is the same operator with pen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +31,7 @@ from lamina.linear.krylov import fgmres
 from lamina.linear.multigrid import chebyshev_steps, v_cycle
 from lamina.schemes.base import Field
 from lamina.schemes.laplacian import diagonal, laplacian_matrix
-from lamina.surfaces.base import Surface
+from lamina.surfaces.base import ClosestPoints, Surface
 
 PENALTY = 2.0
 # Interpolation for each order of accuracy, and the order of the Laplacian that goes with both.
@@ -146,14 +147,15 @@ class Coupled:
         level = self.levels[0]
         return level.E @ torch.add(u, level.L @ u, alpha=dt)
 
-    def spread(self, means: Tensor) -> Tensor:
-        return means if self.component_count == 1 else means[self.levels[0].band.component]
+    def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:
+        mean = mean_at_points(u)
+        return u - (mean if self.component_count == 1 else mean[self.levels[0].band.component])
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         return self.levels[0].mean(g - self.apply(u))
 
-    def readout(self, points: Tensor, component: Tensor) -> Tensor:
-        return interpolation_matrix(self.levels[0].band, points, component, self.levels[0].lines)
+    def readout(self, feet: ClosestPoints) -> Tensor:
+        return interpolation_matrix(self.levels[0].band, feet.points, feet.component, self.levels[0].lines)
 
     def table(self) -> list[tuple[float, int, int, int]]:
         rows = []

@@ -22,6 +22,7 @@ class ClosestPoints:
     points: Tensor  # (n, 3) the closest points
     normals: Tensor  # (n, 3) unit normals there
     component: Tensor  # (n,) int64, the connected component that each lies on
+    face: Tensor | None = None  # (n,) int64, the face of a mesh that each lies on
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Surface(ABC):
     @abstractmethod
     def closest_points(self, x: Tensor) -> ClosestPoints:
         """Feet of x (n, 3), for x within the surface's reach."""
+
+    def own_feet(self) -> ClosestPoints:
+        """`points` as points on the surface."""
+        return ClosestPoints(self.points, self.normals, self.component)
 
     @property
     def bounds(self) -> Tensor:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
+from lamina.linear.graph import components
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface, vertex_areas
 
 # Triangles longer than this share of the extent are cut for the search tree, whose balls they would bloat.
@@ -33,7 +34,9 @@ class Mesh(Surface):
         vertices, faces = _checked(V, F)
         kept = self._usable_faces(vertices, faces)
         self.points, self.faces = vertices, kept
-        component = _face_components(vertices, kept)
+        edge, first, second = _face_adjacency(vertices, kept)
+        component = components(len(kept), first, second)
+        self.shared_edge, self.shared_first, self.shared_second = edge, first, second
         corners = vertices[kept]
         normals = triangle_normals(corners)
         self.areas = vertex_areas(vertices, kept)
@@ -45,12 +48,15 @@ class Mesh(Surface):
         self.piece, self.piece_face = _cut_long(corners, extent * LONGEST_PIECE)
         self.face_normals, self.face_component = normals, component
         self._tree: Nearest | None = None
-        unused = torch.ones(len(vertices), dtype=torch.bool)
-        unused[kept.reshape(-1)] = False
+        self.own_points = vertices.clone()
+        self.own_face = torch.full((len(vertices),), -1)
+        self.own_face[kept.reshape(-1)] = torch.arange(len(kept)).repeat_interleave(3)
+        unused = self.own_face < 0
         if unused.any():
             self.notes.append(f"{int(unused.sum())} vertices belong to no face; they get the value at their closest point.")
             foot = self.closest_points(vertices[unused])
             self.normals[unused], self.component[unused] = foot.normals, foot.component
+            self.own_points[unused], self.own_face[unused] = foot.points, cast(Tensor, foot.face)
 
     def _usable_faces(self, vertices: Tensor, faces: Tensor) -> Tensor:
         corners = vertices[faces]
@@ -69,6 +75,14 @@ class Mesh(Surface):
         if not unique.all():
             self.notes.append(f"{int((~unique).sum())} duplicate faces were ignored.")
         return faces[unique & ~flat]
+
+    @property
+    def face_adjacency(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ends (k, 2, 3) of the edges where two faces meet, and those faces (k,), (k,)."""
+        return self.points[self.shared_edge], self.shared_first, self.shared_second
+
+    def own_feet(self) -> ClosestPoints:
+        return ClosestPoints(self.own_points, self.normals, self.component, self.own_face)
 
     @property
     def bounds(self) -> Tensor:
@@ -107,7 +121,7 @@ class Mesh(Surface):
 
     def _feet(self, piece: Tensor, point: Tensor) -> ClosestPoints:
         face = self.piece_face[piece]
-        return ClosestPoints(point, self.face_normals[face], self.face_component[face])
+        return ClosestPoints(point, self.face_normals[face], self.face_component[face], face)
 
     def to(self, device=None, dtype=None) -> Mesh:
         moved = super().to(device, dtype)
@@ -139,17 +153,20 @@ def _checked(V, F) -> tuple[Tensor, Tensor]:
     return vertices.detach().cpu(), faces.detach().cpu()
 
 
-def _face_components(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Label (m,) of each face: connected through edges, coincident vertices taken as one."""
-    _, same = np.unique(vertices.numpy(), axis=0, return_inverse=True)
+def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Edges (k, 2) where two faces meet and those faces (k,), (k,), coincident vertices taken as one.
+
+    Where more than two faces meet in an edge, they are chained: each with the next.
+    """
+    _, first, same = np.unique(vertices.numpy(), axis=0, return_index=True, return_inverse=True)
     f = same.reshape(-1)[faces.numpy()]
     edges = np.sort(np.concatenate([f[:, [0, 1]], f[:, [1, 2]], f[:, [2, 0]]]), 1)
     owner = np.tile(np.arange(len(f)), 3)
-    _, edge = np.unique(edges[:, 0] * (int(f.max()) + 1) + edges[:, 1], return_inverse=True)
-    incidence = coo_matrix((np.ones(len(edge), dtype=np.int8), (owner, len(f) + edge)), shape=[len(f) + int(edge.max()) + 1] * 2)
-    _, label = connected_components(incidence, directed=False)
-    _, label = np.unique(label[: len(f)], return_inverse=True)
-    return torch.from_numpy(label.astype(np.int64))
+    key = edges[:, 0] * (int(f.max()) + 1) + edges[:, 1]
+    order = np.argsort(key, kind="stable")
+    meet = np.flatnonzero(np.diff(key[order]) == 0)
+    a, b = order[meet], order[meet + 1]
+    return torch.from_numpy(first[edges[a]]), torch.from_numpy(owner[a]), torch.from_numpy(owner[b])
 
 
 def _vertex_normals(vertices: Tensor, faces: Tensor, normals: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""Triangles and segments cut along the planes of a lattice, so that each piece lies in one cell."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A corner nearer to a plane than this, in cells, counts as on it: no sliver is cut off there.
+ON_PLANE = 1e-9
+
+
+def cut_simplices(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut triangles (m, 3, 3) or segments (m, 2, 3), in units of cells, along all integer planes.
+
+    Returns the pieces, the simplex (p,) that each came from, and the cell (p, 3) int64 that holds it.
+    Together the pieces are the simplices exactly. Each pass halves the number of planes that a piece still
+    crosses, so the number of passes is the logarithm of the largest simplex.
+    """
+    origin = torch.arange(len(corners), device=corners.device)
+    for axis in range(3):
+        done, done_origin = [], []
+        while len(corners):
+            x = corners[:, :, axis]
+            low, high = x.amin(1), x.amax(1)
+            first, last = torch.floor(low + ON_PLANE) + 1, torch.ceil(high - ON_PLANE) - 1
+            crossed = first <= last
+            done.append(corners[~crossed])
+            done_origin.append(origin[~crossed])
+            plane = torch.minimum(torch.maximum(torch.round(0.5 * (low + high)), first), last)[crossed]
+            corners, source = _split(corners[crossed], axis, plane)
+            origin = origin[crossed][source]
+        corners, origin = torch.cat(done), torch.cat(done_origin)
+    return corners, origin, torch.floor(corners.mean(1)).long()
+
+
+def _split(corners: Tensor, axis: int, plane: Tensor) -> tuple[Tensor, Tensor]:
+    """Split each simplex by its plane x[axis] = plane; it has corners on both sides."""
+    rows = torch.arange(len(corners), device=corners.device)
+    side = corners[:, :, axis] - plane[:, None]
+    if corners.shape[1] == 2:
+        middle = _crossing(corners[:, 0], corners[:, 1], side[:, 0], side[:, 1], axis, plane)
+        halves = [torch.stack([corners[:, 0], middle], 1), torch.stack([middle, corners[:, 1]], 1)]
+        return torch.cat(halves), torch.cat([rows, rows])
+    above = side >= 0
+    # The corner alone on its side comes first: a; b and c follow in order.
+    alone = torch.where(above.sum(1) == 1, above.long().argmax(1), (~above).long().argmax(1))
+    (a, sa), (b, sb), (c, sc) = (
+        (corners[rows, (alone + i) % 3], side[rows, (alone + i) % 3]) for i in range(3)
+    )
+    p, q = _crossing(a, b, sa, sb, axis, plane), _crossing(a, c, sa, sc, axis, plane)
+    parts = torch.cat([torch.stack(t, 1) for t in ((a, p, q), (p, b, c), (p, c, q))])
+    source = rows.repeat(3)
+    u, v = parts[:, 1] - parts[:, 0], parts[:, 2] - parts[:, 0]
+    real = torch.linalg.cross(u, v).abs().amax(1) > 1e-14
+    return parts[real], source[real]
+
+
+def _crossing(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, axis: int, plane: Tensor) -> Tensor:
+    """Where the segment a b meets the plane; its coordinate there is the plane's, without rounding."""
+    point = a + (sa / (sa - sb))[:, None] * (b - a)
+    point[:, axis] = plane
+    return point

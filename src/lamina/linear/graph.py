@@ -1,0 +1,38 @@
+"""Connected components of a graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+
+def components(count: int, a: Tensor, b: Tensor) -> Tensor:
+    """Component (count,) int64, numbered from 0 by lowest member, of the graph with edges a[i] - b[i]."""
+    if a.device.type == "cpu":
+        ones = np.ones(len(a), dtype=np.int8)
+        graph = coo_matrix((ones, (a.numpy(), b.numpy())), shape=(count, count))
+        label = torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64))
+        lowest = torch.full((count,), count).scatter_reduce_(0, label, torch.arange(count), "amin")[label]
+    else:
+        lowest = _lowest_member(count, a, b)
+    return torch.unique(lowest, return_inverse=True)[1]
+
+
+def _lowest_member(count: int, a: Tensor, b: Tensor) -> Tensor:
+    """Lowest vertex of each vertex's component, by hooking roots and jumping pointers."""
+    label = torch.arange(count, device=a.device)
+    while True:
+        la, lb = label[a], label[b]
+        low = torch.minimum(la, lb)
+        new = label.scatter_reduce(0, torch.cat([la, lb, a, b]), low.repeat(4), "amin")
+        while True:
+            jumped = new[new]
+            if torch.equal(jumped, new):
+                break
+            new = jumped
+        if torch.equal(new, label):
+            return label
+        label = new

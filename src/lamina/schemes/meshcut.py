@@ -1,0 +1,150 @@
+"""Cut cells of a triangle mesh: exact pieces, connected sheets, and the way back from a surface point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.geometry.cut import cut_simplices
+from lamina.geometry.lattice import Lattice
+from lamina.linear.graph import components
+from lamina.quadrature import Quadrature, on_triangles
+from lamina.schemes.sheets import Elements
+from lamina.surfaces.base import ClosestPoints, Surface
+from lamina.surfaces.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Incidence:
+    """The pairs (cell, face) where a face of the mesh passes through a cell, sorted, and their element."""
+
+    key: Tensor  # (i,) int64, increasing
+    element: Tensor  # (i,) int64
+    low: Tensor  # (3,)
+    shape: Tensor  # (3,)
+    faces: int
+
+    def make_key(self, cell: Tensor, face: Tensor) -> Tensor:
+        return pair_key(cell, face, self.low, self.shape, self.faces)
+
+    def find(self, cell: Tensor, face: Tensor) -> Tensor:
+        """Position (n,) of the pairs, -1 where there is none."""
+        key = self.make_key(cell, face)
+        at = torch.searchsorted(self.key, key).clamp_(max=len(self.key) - 1)
+        return torch.where(self.key[at] == key, at, torch.full_like(at, -1))
+
+
+def pair_key(cell: Tensor, face: Tensor, low: Tensor, shape: Tensor, faces: int) -> Tensor:
+    i, j, k = (cell - low).unbind(-1)
+    return ((i * shape[1] + j) * shape[2] + k) * faces + face
+
+
+@dataclass(frozen=True)
+class CutSurface:
+    """A surface cut into the cells of a lattice: what the trace scheme needs of the geometry."""
+
+    lattice: Lattice
+    elements: Elements
+    quadrature: Quadrature
+    element: Tensor  # (q,) the element of each quadrature point
+    local: Tensor  # (q, 3) its coordinates in the cell, 0 to 1
+    normal: Tensor  # (e, 3) mean unit normal of each element
+    incidence: Incidence
+
+    @property
+    def spacing(self) -> float:
+        return self.lattice.spacing
+
+    def locate(self, feet: ClosestPoints) -> tuple[Tensor, Tensor]:
+        """Element (n,) and local coordinates (n, 3) of points on faces of the mesh."""
+        assert feet.face is not None
+        coordinate = (feet.points - self.lattice.origin) / self.spacing
+        cell = torch.floor(coordinate).long()
+        at = self.incidence.find(cell, feet.face)
+        # On the border of a cell the piece may have been counted to the neighbour.
+        for offset in _NEIGHBOURS.to(cell.device):
+            lost = (at < 0).nonzero()[:, 0]
+            if not len(lost):
+                break
+            at[lost] = self.incidence.find(cell[lost] + offset, feet.face[lost])
+            cell[lost] = torch.where((at[lost] >= 0)[:, None], cell[lost] + offset, cell[lost])
+        if bool((at < 0).any()):
+            raise InputError(f"{int((at < 0).sum())} of {len(at)} points do not lie on the surface; project them first.")
+        return self.incidence.element[at], coordinate - cell
+
+
+_NEIGHBOURS = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1) if i or j or k])
+_NEIGHBOURS = _NEIGHBOURS[_NEIGHBOURS.abs().sum(1).argsort(stable=True)]
+
+
+def cut_mesh(surface: Surface, lattice: Lattice) -> CutSurface:
+    """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
+    assert isinstance(surface, Mesh) and surface.faces is not None
+    corners = surface.points[surface.faces]
+    pieces, face, cell = cut_simplices((corners - lattice.origin) / lattice.spacing)
+    low = cell.amin(0) - 2
+    shape = cell.amax(0) + 3 - low
+    count = len(corners)
+    piece_key = pair_key(cell, face, low, shape, count)
+    key, pair_of_piece = torch.unique(piece_key, return_inverse=True)
+    pair_cell = torch.empty(len(key), 3, dtype=torch.int64, device=key.device)
+    pair_cell[pair_of_piece] = cell
+    pair_face = key % count
+    pairs = Incidence(key, torch.empty(0, dtype=torch.int64), low, shape, count)
+    element_of_pair = components(len(key), *_within_cells(surface, lattice, pairs))
+    elements_cell = torch.empty(int(element_of_pair.max()) + 1, 3, dtype=torch.int64, device=key.device)
+    elements_cell[element_of_pair] = pair_cell
+    elements = Elements.build(elements_cell, _across_cells(pairs, pair_cell, pair_face, element_of_pair))
+    quadrature = on_triangles(lattice.origin + lattice.spacing * pieces, surface.face_normals[face])
+    element = element_of_pair[pair_of_piece].repeat_interleave(3)
+    local = (quadrature.points - lattice.origin) / lattice.spacing - elements_cell[element]
+    return CutSurface(
+        lattice,
+        elements,
+        quadrature,
+        element,
+        local,
+        _mean_normals(quadrature, element, len(elements_cell)),
+        Incidence(key, element_of_pair, low, shape, count),
+    )
+
+
+def _within_cells(surface: Mesh, lattice: Lattice, pairs: Incidence) -> tuple[Tensor, Tensor]:
+    """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
+    ends, first, second = surface.face_adjacency
+    segments, edge, cell = cut_simplices((ends - lattice.origin) / lattice.spacing)
+    a, b = pairs.find(cell, first[edge]), pairs.find(cell, second[edge])
+    both = (a >= 0) & (b >= 0)
+    return a[both], b[both]
+
+
+def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Glue: a triangle in two neighbouring cells crosses their common face, triangles and cells being convex."""
+    a, b, axes = [], [], []
+    for axis in range(3):
+        step = torch.zeros(3, dtype=torch.int64, device=cell.device)
+        step[axis] = 1
+        at = pairs.find(cell + step, face)
+        here = (at >= 0).nonzero()[:, 0]
+        a.append(element[here])
+        b.append(element[at[here]])
+        axes.append(torch.full_like(here, axis))
+    glue = torch.unique(torch.stack([torch.cat(a), torch.cat(b), torch.cat(axes)]), dim=1)
+    return glue[0], glue[1], glue[2]
+
+
+def _mean_normals(quadrature: Quadrature, element: Tensor, count: int) -> Tensor:
+    """Principal direction of sum w n n^T, which does not care about the signs of the normals, by power steps."""
+    n = quadrature.normals
+    moment = (n[:, :, None] * n[:, None, :] * quadrature.weights[:, None, None]).reshape(-1, 9)
+    total = n.new_zeros(count, 9).index_add_(0, element, moment).reshape(-1, 3, 3)
+    total = total / total.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    for _ in range(6):
+        total = torch.bmm(total, total)
+        total = total / total.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    column = total.diagonal(dim1=1, dim2=2).argmax(1)
+    direction = total[torch.arange(count, device=n.device), :, column]
+    return direction / direction.norm(dim=1, keepdim=True)

@@ -1,0 +1,93 @@
+"""Which unknowns the cut cells have: one copy of a cell's corners for each sheet of surface in it.
+
+An element is a cell together with one connected sheet of the surface inside it. Two elements in neighbouring
+cells share the corners of their common face only if their sheet crosses that face; so sheets that pass
+through one cell without touching stay independent, however close they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lamina.geometry.lattice import OCTANTS
+from lamina.linear.graph import components
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Cut elements, how they are glued, and their unknowns.
+
+    Corner number c of a cell lies at OCTANTS[c]. Glue (a, b, axis): the sheet of element a goes on into
+    element b of the next cell along the axis.
+    """
+
+    cell: Tensor  # (e, 3) int64
+    glue: tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
+    unknown: Tensor  # (e, 8) int64
+    component: Tensor  # (e,) int64, connected through the glue
+
+    @classmethod
+    def build(cls, cell: Tensor, glue: tuple[Tensor, Tensor, Tensor]) -> Elements:
+        a, b, axis = glue
+        octants = OCTANTS.to(cell.device)
+        left, right = [], []
+        for d in range(3):
+            here = axis == d
+            near = (octants[:, d] == 1).nonzero()[:, 0]  # corners of a on the common face ...
+            far = (octants[:, d] == 0).nonzero()[:, 0]  # ... and the same corners seen from b
+            left.append((a[here, None] * 8 + near).reshape(-1))
+            right.append((b[here, None] * 8 + far).reshape(-1))
+        unknown = components(8 * len(cell), torch.cat(left), torch.cat(right)).reshape(-1, 8)
+        return cls(cell, glue, unknown, components(len(cell), a, b))
+
+    @property
+    def unknowns(self) -> int:
+        return int(self.unknown.max()) + 1
+
+    def component_of_unknowns(self) -> Tensor:
+        label = torch.empty(self.unknowns, dtype=torch.int64, device=self.cell.device)
+        label[self.unknown.reshape(-1)] = self.component.repeat_interleave(8)
+        return label
+
+    def coarsened(self) -> tuple[Elements, Tensor]:
+        """The elements of the lattice of twice the spacing, and the one (e,) that each element lies in.
+
+        Elements of one coarse cell that are glued to each other become one.
+        """
+        a, b, axis = self.glue
+        cell = torch.div(self.cell, 2, rounding_mode="floor")
+        inside = (cell[a] == cell[b]).all(1)
+        parent = components(len(cell), a[inside], b[inside])
+        count = int(parent.max()) + 1
+        coarse_cell = torch.empty(count, 3, dtype=torch.int64, device=cell.device)
+        coarse_cell[parent] = cell
+        across = ~inside
+        glue = torch.unique(torch.stack([parent[a[across]], parent[b[across]], axis[across]]), dim=1)
+        return Elements.build(coarse_cell, (glue[0], glue[1], glue[2])), parent
+
+
+def trilinear(t: Tensor) -> Tensor:
+    """Values (n, 8) of the corner functions at t (n, 3) in the unit cell."""
+    s = torch.stack([1 - t, t], -1)  # (n, 3, 2)
+    return (s[:, 0, :, None, None] * s[:, 1, None, :, None] * s[:, 2, None, None, :]).reshape(-1, 8)
+
+
+def trilinear_gradients(t: Tensor) -> Tensor:
+    """Gradients (n, 8, 3) of the corner functions at t (n, 3) in the unit cell."""
+    s = torch.stack([1 - t, t], -1)
+    slope = torch.tensor([-1.0, 1.0], dtype=t.dtype, device=t.device).expand(len(t), 2)
+    parts = []
+    for axis in range(3):
+        x, y, z = (slope if axis == d else s[:, d] for d in range(3))
+        parts.append((x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]).reshape(-1, 8))
+    return torch.stack(parts, -1)
+
+
+def child_interpolation(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """T (8, 8, 8): T[o, i, j] is the value at corner i of the child cell in octant o of coarse corner function j."""
+    octants = OCTANTS.to(device=device, dtype=dtype)
+    position = 0.5 * (octants[:, None] + octants[None])
+    return trilinear(position.reshape(-1, 3)).reshape(8, 8, 8)
