@@ -218,7 +218,9 @@ def _resident(field: str) -> float:
         pass
     import resource
 
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _cpu_model() -> str:

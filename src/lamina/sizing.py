@@ -22,7 +22,7 @@ CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5}
 # Unknowns for each dx^2 of surface, and the bytes that each takes at its peak in float64 (benchmarks/results).
 DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0}
 BYTES = {"coupled": 2600, "trace": 3000}
-SAMPLES = 8000
+SAMPLES = 4000
 
 
 def choose_spacing(surface: Surface, scheme: str) -> float:
@@ -85,7 +85,7 @@ def thin_warning(surface: Surface, spacing: float, scheme: str) -> str | None:
     where = points[np.argmin(radii)]
     enough = float(np.quantile(radii, 0.005)) / CLEARANCE[scheme]
     return (
-        f"{100 * thin.mean():.1f}% of the surface lies on parts thinner than the band of spacing {spacing:g} resolves, "
+        f"{100 * thin.mean():.1f}% of the surface lies on parts thinner than a grid of spacing {spacing:g} resolves, "
         f"the thinnest near ({where[0]:.3g}, {where[1]:.3g}, {where[2]:.3g}); spacing {enough:.2g} would resolve them."
     )
 

@@ -18,6 +18,7 @@ LINKS = 10  # neighbours a point is linked to; iid samples stay connected above 
 LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to back, not across an edge
 LINK_REACH = 4.0  # a link may be this many times longer than the local spacing at its denser end
 RAYS = 32  # directions in which a Voronoi cell is measured
+OPEN_END = 8  # a cell that reaches beyond this neighbour is open there
 
 
 class PointTree:
@@ -108,16 +109,17 @@ def connected_pieces(points: Tensor, normals: Tensor | None = None) -> Tensor:
 def voronoi_areas(points: Tensor, normals: Tensor, k: int = 20) -> Tensor:
     """Area (n,) of the Voronoi cell of each point among its neighbours, in its tangent plane.
 
-    In direction e the cell ends at rho(e) = min_j |p_j|^2 / (2 e . p_j) over neighbours p_j with e . p_j > 0,
-    and its area is the mean over directions of pi rho^2. Neighbours are laid into the plane at the distance
-    |plane part| / cos(half the angle between the normals), which is that in space on a sphere and, unlike it,
-    ignores noise across the surface. Those that look the other way (n_i . n_j <= 0) are on another sheet and
-    do not count. Where no neighbour bounds the cell the surface ends, about half a spacing away.
-    The total of 10,000 random samples of the unit sphere is within 0.5 % of 4 pi.
+    In direction e the cell ends at rho(e) = min_j |p_j|^2 / (2 e . p_j) over neighbours p_j with e . p_j > 0;
+    where two rays end on different bisectors, the corner between them is where these meet. Neighbours are
+    laid into the plane at the distance |plane part| / cos(half the angle between the normals), which is that
+    in space on a sphere and, unlike it, ignores noise across the surface. Those that look the other way
+    (n_i . n_j <= 0) are on another sheet and do not count. Where a cell has no end nearby the surface has:
+    it is cut at half a spacing.
+    The total of 10,000 random samples is within 0.5 % on the unit sphere; an open square gains 5 % at 2,000.
     """
     index, distance = k_nearest(points, min(k + 1, len(points)))
     angle = torch.arange(RAYS, dtype=points.dtype, device=points.device) * (2 * math.pi / RAYS)
-    ray = torch.stack([angle.cos(), angle.sin()])  # (2, rays)
+    ray = torch.stack([angle.cos(), angle.sin()], 1)
     areas = torch.empty_like(points[:, 0])
     for rows in torch.arange(len(points), device=points.device).split(max(1, 2**22 // (RAYS * k))):
         near = index[rows, 1:]
@@ -125,15 +127,33 @@ def voronoi_areas(points: Tensor, normals: Tensor, k: int = 20) -> Tensor:
         plane = (points[near] - points[rows, None]) @ tangents.transpose(1, 2)
         agreement = dot(normals[rows, None], normals[near])
         plane = plane * ((1 + agreement) / 2).clamp_min(0.5).rsqrt()[..., None]
-        along = plane @ ray
-        bounding = (along > 0) & (agreement > 0)[..., None]
-        square = (plane**2).sum(-1, keepdim=True)
-        rho = (square / (2 * along)).masked_fill(~bounding, torch.inf).amin(1)
-        # Neighbours farther than k could only cut a cell beyond half the k-th distance.
-        open_end = rho > distance[rows, -1:]
-        rho = torch.where(open_end, 0.5 * distance[rows, 4:5], rho)
-        areas[rows] = math.pi * (rho * rho).mean(1)
+        facing = (agreement > 0)[..., None]
+        areas[rows] = _cell_areas(plane, facing, ray, distance[rows, OPEN_END, None], distance[rows, 4, None])
     return areas
+
+
+def _cell_areas(plane: Tensor, facing: Tensor, ray: Tensor, farthest: Tensor, spacing: Tensor) -> Tensor:
+    """Areas (n,) of the cells of the origin among plane (n, k, 2), seen along ray (r, 2)."""
+    along = plane @ ray.T
+    rho = ((plane**2).sum(-1, keepdim=True) / (2 * along)).masked_fill(~((along > 0) & facing), torch.inf)
+    rho, which = rho.min(1)
+    mirror = plane.gather(1, which[..., None].expand(-1, -1, 2))  # the point whose bisector ends each ray
+    is_open = rho > farthest
+    rho = torch.where(is_open, 0.5 * spacing, rho)
+    mirror = torch.where(is_open[..., None], 2 * rho[..., None] * ray, mirror)
+    here, there = rho[..., None] * ray, (rho[..., None] * ray).roll(-1, 1)
+    other = mirror.roll(-1, 1)
+    # The corner v has mirror . v = |mirror|^2 / 2 and other . v = |other|^2 / 2.
+    p, q = 0.5 * (mirror**2).sum(-1), 0.5 * (other**2).sum(-1)
+    corner = torch.stack([p * other[..., 1] - q * mirror[..., 1], q * mirror[..., 0] - p * other[..., 0]], -1)
+    corner = corner / _cross(mirror, other)[..., None]
+    before, after = _cross(here, corner), _cross(corner, there)
+    between = (before >= 0) & (after >= 0)  # False also for NaN, where both rays end on one bisector
+    return 0.5 * torch.where(between, before + after, _cross(here, there)).sum(1)
+
+
+def _cross(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
 
 
 def tangent_frames(normals: Tensor) -> Tensor:

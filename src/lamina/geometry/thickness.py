@@ -9,6 +9,7 @@ from scipy.spatial import cKDTree
 # Two feet of a ball seen from its centre under a smaller angle belong to one sheet (noise, a crease);
 # under a larger one they are opposite sides of a thin part or a gap.
 OPPOSITE = np.deg2rad(120.0)
+NOISE = 4.0
 ITERATIONS = 12
 
 
@@ -17,9 +18,11 @@ def medial_radii(points: NDArray, normals: NDArray, largest: float) -> NDArray:
 
     The shrinking ball algorithm (Ma, Bae and Choi 2012): a ball tangent at p that holds another sample q is
     shrunk until it passes through q, r = |p - q|^2 / (2 n.(p - q)), until none is inside. Radii are capped
-    at `largest`; where only nearby samples of the same sheet stop a ball, its radius is not counted.
+    at `largest`; where only nearby samples of the same sheet stop a ball, its radius is not counted. Nearby
+    means within NOISE sample spacings, unless the normals there are opposite: noise is not thickness.
     """
     tree = cKDTree(points)
+    nearby = (NOISE * np.median(tree.query(points, k=2, workers=-1)[0][:, 1])) ** 2
     best = np.full(len(points), largest)
     for side in (1.0, -1.0):
         inward = -side * normals
@@ -40,7 +43,8 @@ def medial_radii(points: NDArray, normals: NDArray, largest: float) -> NDArray:
             cosine = np.einsum("ij,ij->i", a, b) / np.maximum(
                 np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-300
             )
-            opposite = inside & (cosine < np.cos(OPPOSITE))
+            facing = np.einsum("ij,ij->i", normals[active], normals[q]) < -0.5
+            opposite = inside & (cosine < np.cos(OPPOSITE)) & ((length > nearby) | facing)
             radius[active[opposite]] = new[opposite]
             active = active[opposite]
         best = np.minimum(best, radius)

@@ -35,7 +35,7 @@ def heat(
 
     u0: callable on (n, 3) points, values (m,) at domain.points, or a number. times: moments in (0, time] at
     which to keep snapshots; the last moment is always kept. method: "tr-bdf2", second order and L-stable,
-    with steps adapted so that the error of each, relative to the range of u, stays below `accuracy` (or with
+    with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
     `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper.
 
     Raises InputError for bad input, SolveError when a linear solve fails.

@@ -53,19 +53,20 @@ def tr_bdf2(
     # The first step must resolve the initial state's fastest visible decay; the controller takes it from there.
     proposed = fixed or end / 64
     slope = None
+    scale = scheme.norm(u) or 1.0
     for moment in moments:
         while t < moment * (1 - 1e-12):
             remaining = moment - t
             dt = remaining if remaining <= proposed * (1 + 1e-9) else min(proposed, remaining / 2 if fixed is None else proposed)
             new, new_slope, error = _step(scheme, u, slope, dt, tolerance, run)
-            scale = float(u.max() - u.min()) or float(u.abs().max()) or 1.0
             ratio = error / (accuracy * scale)
             if fixed is None and ratio > 1:
                 proposed = dt * _ladder(max(SHRINK, SAFETY * ratio ** (-1 / 3)))
-                if proposed < 1e-12 * end:
+                if proposed < 1e-8 * end:
                     raise SolveError(f"The step size fell below {proposed:.1e}; relax accuracy or smooth the initial state.")
                 continue
             u, slope, t = new, new_slope, t + dt
+            scale = max(scheme.norm(u), 1e-3 * scale)
             run.steps += 1
             if fixed is None and dt >= 0.99 * proposed:
                 proposed = dt * max(1.0, _ladder(min(GROW, SAFETY * max(ratio, 1e-8) ** (-1 / 3))))
@@ -99,7 +100,7 @@ def _step(scheme: Scheme, u: Tensor, slope: Tensor | None, dt: float, tolerance:
     base = u + (W * dt) * (slope + slope2)
     new, slope3 = implicit(base, u)
     estimate = dt * (ERROR[0] * slope + ERROR[1] * slope2 + ERROR[2] * slope3)
-    return new, slope3, float(estimate.abs().max())
+    return new, slope3, scheme.norm(estimate)
 
 
 def explicit_euler(

@@ -54,6 +54,10 @@ class Scheme(Protocol):
         """u shifted to zero mean on each component; mean_at_points(u) gives the means (c,) over the samples."""
         ...
 
+    def norm(self, u: Tensor) -> float:
+        """Root mean square of the field over the surface."""
+        ...
+
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         """What was taken off g on each component for A u = g to have a solution, as a mean of f (c,)."""
         ...

@@ -151,6 +151,9 @@ class Coupled:
         mean = mean_at_points(u)
         return u - (mean if self.component_count == 1 else mean[self.levels[0].band.component])
 
+    def norm(self, u: Tensor) -> float:
+        return float(u.square().mean().sqrt())
+
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         return self.levels[0].mean(g - self.apply(u))
 

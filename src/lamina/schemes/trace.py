@@ -33,6 +33,7 @@ from lamina.schemes.sheets import Elements, child_interpolation, trilinear, tril
 from lamina.surfaces.base import ClosestPoints, Surface
 
 STABILISATION = 0.1
+SLIVER = 2e-3
 SMOOTHER_DEGREE = 3
 SMOOTHER_RATIO = 6.0  # largest over smallest eigenvalue that the smoother damps
 COARSEST_UNKNOWNS = 800
@@ -102,12 +103,22 @@ class ShiftedLevel:
 
     @cached_property
     def factor(self) -> Tensor:
-        """Cholesky factor; for c = 0 the constants of each component, which K does not see, are made stiff."""
-        A = self.matrix.to_dense()
+        """Cholesky factor of D^-1/2 (K + c M) D^-1/2, for c = 0 with the constants of each component, which K
+        does not see, made stiff. Pieces of surface that barely enter a cell leave modes that are all rounding;
+        a shift lifts them, as small as will do."""
+        scale = self.inverse_diagonal.sqrt()
+        A = scale[:, None] * self.matrix.to_dense() * scale
         if self.shift == 0:
-            ones = torch.nn.functional.one_hot(self.level.component).to(A)
-            A = A + ones @ ones.T * (A.diagonal().mean() / self.level.unknowns)
-        return torch.linalg.cholesky(A)
+            constants = torch.nn.functional.one_hot(self.level.component).to(A) / scale[:, None]
+            constants = constants / constants.norm(dim=0).clamp_min(torch.finfo(A.dtype).tiny)
+            A = A + constants @ constants.T
+        lift = 16 * torch.finfo(A.dtype).eps
+        while True:
+            A.diagonal().add_(lift)
+            factor, info = torch.linalg.cholesky_ex(A)
+            if int(info) == 0:
+                return factor
+            lift *= 10
 
     def apply(self, u: Tensor) -> Tensor:
         return self.matrix @ u
@@ -134,7 +145,8 @@ class ShiftedLevel:
     def solve(self, g: Tensor) -> Tensor:
         if self.shift == 0:
             g = self.mean.remove(g)
-        return torch.cholesky_solve(g[:, None], self.factor)[:, 0]
+        scale = self.inverse_diagonal.sqrt()
+        return scale * torch.cholesky_solve((scale * g)[:, None], self.factor)[:, 0]
 
 
 class Trace:
@@ -233,6 +245,9 @@ class Trace:
         mean = self._component_sums(g) / self.area
         return g - self.apply_mass(mean[self.levels[0].component])
 
+    def norm(self, u: Tensor) -> float:
+        return float((torch.dot(u, self.apply_mass(u)) / self.area.sum()).clamp_min(0).sqrt())
+
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         return self._component_sums(g) / self.area
 
@@ -287,26 +302,43 @@ def element_mass(cut: CutSurface) -> Tensor:
 
 def stabilisation(cut: CutSurface) -> Tensor:
     """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j), n its mean normal."""
-    gauss = 0.5 + 0.5 / 3**0.5 * torch.tensor([-1.0, 1.0], dtype=cut.local.dtype, device=cut.local.device)
+    return STABILISATION * torch.einsum("ea,eb,abij->eij", cut.normal, cut.normal, _gradient_moments(cut.local))
+
+
+def sliver_stiffness(cut: CutSurface) -> Tensor:
+    """Tangential stiffness for cells that the surface barely enters, as if SLIVER dx^2 of it lay in them.
+
+    Normals do not reach the far corners of a cell where a rim, a crease or a tiny part ends just inside it;
+    without this their unknowns hang on a piece of no area, and conjugate gradients crawl.
+    """
+    area = torch.zeros_like(cut.normal[:, 0]).index_add_(0, cut.element, cut.quadrature.weights) / cut.spacing**2
+    missing = (SLIVER - area).clamp_min(0)
+    tangent = torch.eye(3, dtype=area.dtype, device=area.device) - cut.normal[:, :, None] * cut.normal[:, None, :]
+    return torch.einsum("e,eab,abij->eij", missing, tangent, _gradient_moments(cut.local))
+
+
+def _gradient_moments(like: Tensor) -> Tensor:
+    """Integrals (3, 3, 8, 8) of d_a phi_i d_b phi_j over the unit cell, exact by two Gauss points an axis."""
+    gauss = 0.5 + 0.5 / 3**0.5 * torch.tensor([-1.0, 1.0], dtype=like.dtype, device=like.device)
     t = torch.stack(torch.meshgrid(gauss, gauss, gauss, indexing="ij"), -1).reshape(-1, 3)
     gradient = trilinear_gradients(t)  # (8 points, 8 functions, 3)
-    moments = torch.einsum("qia,qjb->abij", gradient, gradient) / 8
-    return STABILISATION * torch.einsum("ea,eb,abij->eij", cut.normal, cut.normal, moments)
+    return torch.einsum("qia,qjb->abij", gradient, gradient) / 8
 
 
 def build_levels(cut: CutSurface, spacing: float) -> list[TraceLevel]:
     """K and M on the cut cells of spacing dx, 2dx, 4dx, ..., each the Galerkin restriction of the finer one."""
     elements = cut.elements
-    K, M = element_stiffness(cut) + stabilisation(cut), element_mass(cut)
+    K, M = element_stiffness(cut) + stabilisation(cut) + sliver_stiffness(cut), element_mass(cut)
     T = child_interpolation(K.dtype, K.device)
     levels: list[TraceLevel] = []
     while True:
         crow, column, (k, m) = assemble(elements.unknown, elements.unknowns, [K, M])
         component = elements.component_of_unknowns()
-        last = elements.unknowns <= COARSEST_UNKNOWNS or len(levels) > 12
+        coarse, parent = elements.coarsened()
+        # Many small parts, each in a cell of its own, do not coarsen any further.
+        last = elements.unknowns <= COARSEST_UNKNOWNS or coarse.unknowns > 0.8 * elements.unknowns
         coarse_unknown = coarse_weight = None
         if not last:
-            coarse, parent = elements.coarsened()
             octant = (elements.cell % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
             owner = torch.empty(elements.unknowns, dtype=torch.int64, device=K.device)
             owner[elements.unknown.reshape(-1)] = torch.arange(8 * len(elements.cell), device=K.device)

@@ -1,0 +1,43 @@
+# make demo: set up and solve an example.  make test: set up and run every check.
+# Both need only Python 3.11 or newer and make; everything else goes into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO := demo-output
+
+.PHONY: demo test lint clean
+
+demo: .venv/.installed
+	$(BIN)/lamina solve heat spike --initial "sin(6*x) + sin(6*y) + sin(6*z)" --time 0.01 \
+		--spacing 0.04 --accuracy 1e-4 --out $(DEMO)
+	@echo
+	@echo "The demo left in $(CURDIR)/$(DEMO):"
+	@echo "  solution.png  a picture of the solution"
+	@echo "  solution.ply  the surface with the solution, for MeshLab, Blender or ParaView"
+	@echo "  report.json   what was solved, how, and how long it took"
+
+# One thread a worker: the workers share the cores already.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest --doctest-modules src/lamina
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=10
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv $(DEMO) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("lamina needs Python 3.11 or newer, but \
+	$(PYTHON) is " + sys.version.split()[0] + "; call make PYTHON=python3.12 or the like.")'
+	$(PYTHON) -m venv .venv
+
+# The stamps spare a second call the installation. Dates of .venv/bin/python say nothing: it is a link.
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install -c constraints.txt -e .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/.installed

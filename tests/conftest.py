@@ -1,0 +1,26 @@
+"""Tests marked `data` need the evaluation shapes, tests marked `gpu` a CUDA device; without them they are skipped."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = os.environ.get("LAMINA_DATA", "")
+    missing = {}
+    if not (folder and Path(folder).is_dir()):
+        missing["data"] = f"LAMINA_DATA={folder!r} does not name a folder"
+    if not torch.cuda.is_available():
+        missing["gpu"] = "no CUDA device"
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def data() -> Path:
+    """The folder of evaluation shapes."""
+    return Path(os.environ["LAMINA_DATA"])
