@@ -245,15 +245,19 @@ def run_child(arguments: list[str], limit: float, threads: int) -> tuple[list[Ro
             [sys.executable, __file__, *arguments], env=environment(threads), stdout=out, stderr=complaints
         )
         size, since = 0, time.monotonic()
-        while process.poll() is None:
-            time.sleep(0.1)
-            now = os.fstat(out.fileno()).st_size
-            if now != size:
-                size, since = now, time.monotonic()
-            if time.monotonic() - since > limit:
+        try:
+            while process.poll() is None:
+                time.sleep(0.1)
+                now = os.fstat(out.fileno()).st_size
+                if now != size:
+                    size, since = now, time.monotonic()
+                if time.monotonic() - since > limit:
+                    process.kill()
+                    process.wait()
+                    return _lines(out), f"hung: no answer within {limit:g} s."
+        finally:
+            if process.poll() is None:  # interrupted
                 process.kill()
-                process.wait()
-                return _lines(out), f"hung: no answer within {limit:g} s."
         rows = _lines(out)
         if process.returncode == 0:
             return rows, None

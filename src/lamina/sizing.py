@@ -98,6 +98,8 @@ def extent(surface: Surface) -> float:
 
 def _thickness(surface: Surface) -> tuple[np.ndarray, np.ndarray]:
     """Medial radii of (at most SAMPLES of) the surface's samples, computed once for a surface."""
+    if surface.reach is not None:
+        return np.array([surface.reach]), surface.points[:1].detach().cpu().numpy()
     if surface.thickness is None:
         points = surface.points.detach().cpu().double().numpy()
         normals = surface.normals.detach().cpu().double().numpy()

@@ -182,10 +182,9 @@ class Coupled:
     def _factor(self, shift: float) -> tuple[Tensor, Tensor]:
         """LU of the coarsest A - shift I; for shift 0 bordered by the constants of each component."""
         level = self.levels[-1]
-        n = len(level.band)
-        L, E = level.L.to_dense(), level.E.to_dense()
+        L = level.L.to_dense()
         L.diagonal().add_(level.gamma)
-        A = E @ L
+        A = level.E @ L
         A.diagonal().sub_(level.gamma + shift)
         if shift == 0:
             ones = torch.nn.functional.one_hot(level.band.component, self.component_count).to(A)

@@ -12,7 +12,7 @@ from lamina.geometry.cut import cut_simplices
 from lamina.geometry.lattice import Lattice
 from lamina.linear.graph import components
 from lamina.quadrature import Quadrature, on_triangles
-from lamina.schemes.sheets import Elements
+from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 
@@ -132,8 +132,7 @@ def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor)
         a.append(element[here])
         b.append(element[at[here]])
         axes.append(torch.full_like(here, axis))
-    glue = torch.unique(torch.stack([torch.cat(a), torch.cat(b), torch.cat(axes)]), dim=1)
-    return glue[0], glue[1], glue[2]
+    return distinct_glue(torch.cat(a), torch.cat(b), torch.cat(axes), int(element.max()) + 1)
 
 
 def _mean_normals(quadrature: Quadrature, element: Tensor, count: int) -> Tensor:

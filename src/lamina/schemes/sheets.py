@@ -65,8 +65,15 @@ class Elements:
         coarse_cell = torch.empty(count, 3, dtype=torch.int64, device=cell.device)
         coarse_cell[parent] = cell
         across = ~inside
-        glue = torch.unique(torch.stack([parent[a[across]], parent[b[across]], axis[across]]), dim=1)
-        return Elements.build(coarse_cell, (glue[0], glue[1], glue[2])), parent
+        glue = distinct_glue(parent[a[across]], parent[b[across]], axis[across], count)
+        return Elements.build(coarse_cell, glue), parent
+
+
+def distinct_glue(a: Tensor, b: Tensor, axis: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each glue between `count` elements once."""
+    key = torch.unique((a * count + b) * 3 + axis)
+    pair = torch.div(key, 3, rounding_mode="floor")
+    return torch.div(pair, count, rounding_mode="floor"), pair % count, key % 3
 
 
 def trilinear(t: Tensor) -> Tensor:

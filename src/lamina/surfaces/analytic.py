@@ -34,7 +34,7 @@ class Sphere(_Analytic):
     def __init__(self, radius: float = 1.0, level: int = 5) -> None:
         super().__init__("sphere")
         _check_positive(radius=radius)
-        self.radius = float(radius)
+        self.radius = self.reach = float(radius)
         vertices, faces = icosphere(level)
         self._set_samples(self.radius * vertices, faces)
 
@@ -52,6 +52,7 @@ class Torus(_Analytic):
         if not r < R:
             raise InputError(f"Torus needs r < R, got R = {R:g}, r = {r:g}; choose a thinner tube.")
         self.R, self.r = float(R), float(r)
+        self.reach = min(self.r, self.R - self.r)
         around = max(12, round(math.sqrt(10000 * self.R / self.r)))
         across = max(12, round(10000 / around))
         self._set_samples(*_torus_grid(self.R, self.r, around, across))
@@ -69,6 +70,7 @@ class Ellipsoid(_Analytic):
         super().__init__("ellipsoid")
         _check_positive(a=a, b=b, c=c)
         self.semi_axes = torch.tensor([a, b, c], dtype=torch.float64)
+        self.reach = min(a, b, c) ** 2 / max(a, b, c)
         vertices, faces = icosphere(level)
         self._set_samples(self.semi_axes * vertices, faces)
 

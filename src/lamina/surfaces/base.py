@@ -40,11 +40,13 @@ class Surface(ABC):
     faces (f, 3) int64 or None: triangles over the points, for files and pictures only.
     component (m,) int64: the connected component of each sample, numbered from 0.
     notes: what was repaired or assumed when the surface was made, one sentence each.
+    reach: smallest medial radius, where a formula gives it; otherwise lamina.sizing measures it on the samples.
     exact: whether closest points are those of the surface itself rather than of a fit to samples.
     """
 
     representation: str = "surface"
     exact: bool = True
+    reach: float | None = None
     points: Tensor
     normals: Tensor
     areas: Tensor
