@@ -24,7 +24,7 @@ class Domain:
     spacing that suits the shape's size, thin parts and sample density.
     order: 2 or 4 (coupled scheme); default 4 on smooth exact surfaces, otherwise 2.
     extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples) or "auto".
-    scheme: "coupled" (smooth surfaces, points), "trace" (meshes: thin, sharp, open, in parts) or "auto". device, dtype: where and how to compute, float64 unless said otherwise.
+    scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts) or "auto". device, dtype: where and how to compute, float64 unless said otherwise.
 
     Raises InputError when the arguments contradict each other or the grid would not fit in memory.
     """
@@ -54,7 +54,7 @@ class Domain:
         start = time.perf_counter()
         self.surface = _moved(surface, device, dtype)
         self.geometry, self.extension = geometry_for(self.surface, extension)
-        self.scheme_reason, scheme, self.order = choose_scheme(self.surface, self.extension, scheme, order)
+        self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, order, spacing)
         if nodes is not None:
             spacing = spacing_for_nodes(self.surface, nodes, scheme)
         if spacing is None:

@@ -23,6 +23,7 @@ CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5}
 DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0}
 BYTES = {"coupled": 2600, "trace": 3000}
 SAMPLES = 4000
+THIN_SHARE = 0.002  # of the samples; fewer are taken for stray ones
 
 
 def choose_spacing(surface: Surface, scheme: str) -> float:
@@ -75,17 +76,21 @@ def check_memory(surface: Surface, spacing: float, scheme: str, dtype: torch.dty
         )
 
 
+def thin_share(surface: Surface, spacing: float, scheme: str) -> float:
+    """Share of the samples that lie on parts thinner than the scheme resolves at this spacing."""
+    return float((_thickness(surface)[0] < CLEARANCE[scheme] * spacing).mean())
+
+
 def thin_warning(surface: Surface, spacing: float, scheme: str) -> str | None:
-    """A sentence when parts of the shape are thinner than the band can resolve: where, and what would do."""
-    radii, points = _thickness(surface)
-    needed = CLEARANCE[scheme] * spacing
-    thin = radii < needed
-    if thin.mean() < 0.002:
+    """A sentence when parts of the shape are thinner than the grid can resolve: where, and what would do."""
+    share = thin_share(surface, spacing, scheme)
+    if share <= THIN_SHARE:
         return None
+    radii, points = _thickness(surface)
     where = points[np.argmin(radii)]
-    enough = float(np.quantile(radii, 0.005)) / CLEARANCE[scheme]
+    enough = float(np.quantile(radii, THIN_SHARE)) / CLEARANCE[scheme]
     return (
-        f"{100 * thin.mean():.1f}% of the surface lies on parts thinner than a grid of spacing {spacing:g} resolves, "
+        f"{100 * share:.1f}% of the surface lies on parts thinner than a grid of spacing {spacing:g} resolves, "
         f"the thinnest near ({where[0]:.3g}, {where[1]:.3g}, {where[2]:.3g}); spacing {enough:.2g} would resolve them."
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
 
-MAX_ENTRIES = {"cpu": 2**21, "cuda": 2**27}  # of one chunk's design matrix
+MAX_ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # of one chunk's design matrix
 SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully
 SMALLEST_PIVOT = 1e-11  # of the equilibrated Gram matrix; below, the samples do not determine the jet
 WILDEST = 1.5  # sum of |c_ij| over i + j >= 2: beyond, the height varies by more than the radius

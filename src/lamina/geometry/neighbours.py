@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from lamina.geometry.triangles import dot
 
-MAX_DISTANCES = 2**26  # entries of one block of the brute-force distance matrix on a GPU
+MOST_DISTANCES, BLOCK_DISTANCES = 2**28, 2**25  # entries of the distance matrix on a GPU, and of its blocks
 LINKS = 10  # neighbours a point is linked to; iid samples stay connected above about ln(n) / 2
 LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to back, not across an edge
 LINK_REACH = 4.0  # a link may be this many times longer than the local spacing at its denser end
@@ -24,20 +25,24 @@ OPEN_END = 8  # a cell that reaches beyond this neighbour is open there
 class PointTree:
     """The points (m, 3) prepared for nearest-neighbour queries.
 
-    Exact: a k-d tree on the CPU, blocks of the distance matrix on a GPU.
+    Exact: a k-d tree on the CPU; on a GPU blocks of the distance matrix, or, where that has more than 2^28
+    entries, still the k-d tree, with a round trip through the CPU (100,000 points: under a second, not 20).
     """
 
     def __init__(self, points: Tensor):
         self.points = points
-        self.tree = KDTree(points.detach().double().numpy()) if points.device.type == "cpu" else None
+
+    @cached_property
+    def tree(self) -> KDTree:
+        return KDTree(self.points.detach().double().cpu().numpy())
 
     def query(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Indices (n, k) int64 and distances (n, k) of the k points nearest to x (n, 3), nearest first."""
-        if self.tree is not None:
-            found = self.tree.query(x.detach().double().numpy(), k, workers=-1)
-            distance, index = (torch.from_numpy(np.reshape(v, (len(x), k))) for v in found)
+        if x.device.type == "cpu" or len(x) * len(self.points) > MOST_DISTANCES:
+            found = self.tree.query(x.detach().double().cpu().numpy(), k, workers=-1)
+            distance, index = (torch.from_numpy(np.reshape(v, (len(x), k))).to(x.device) for v in found)
             return index, distance.to(x.dtype)
-        rows = max(1, MAX_DISTANCES // len(self.points))
+        rows = max(1, BLOCK_DISTANCES // len(self.points))
         found = [_brute_force(self.points, k, block) for block in x.split(rows)]
         return torch.cat([i for i, _ in found]), torch.cat([d for _, d in found])
 

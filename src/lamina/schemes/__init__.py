@@ -7,6 +7,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.schemes.base import Scheme
 from lamina.schemes.coupled import Coupled
 from lamina.schemes.trace import Trace
+from lamina.sizing import DEFAULT_CELLS, THIN_SHARE, extent, thin_share
 from lamina.surfaces.base import Surface
 from lamina.surfaces.mesh import Mesh
 
@@ -15,25 +16,29 @@ ORDERS = (2, 4)
 SMOOTH = ("analytic", "implicit", "spherical map")
 
 
-def choose_scheme(surface: Surface, extension: str, scheme: str, order: int | None) -> tuple[str, str, int]:
+def choose_scheme(surface: Surface, scheme: str, order: int | None, spacing: float | None) -> tuple[str, str, int]:
     """Why, scheme and order for what was asked; "auto" and None are filled in.
 
+    Meshes have creases along every edge, and thin parts defeat the wide band of the coupled scheme: trace.
+    Smooth surfaces thick enough for the band: coupled, which is of higher order there.
     Raises InputError for a combination that does not exist.
     """
+    why = "asked for"
     if scheme == "auto":
-        mesh = isinstance(surface, Mesh) and extension == "closest-point" and order != 4
-        scheme = "trace" if mesh else "coupled"
-        why = f"best measured for {'a mesh' if mesh else surface.representation}"
-    else:
-        why = "asked for"
+        if order == 4:
+            scheme, why = "coupled", "order 4 was asked for"
+        elif isinstance(surface, Mesh):
+            scheme, why = "trace", "best measured for meshes"
+        elif thin_share(surface, spacing or extent(surface) / DEFAULT_CELLS, "coupled") > THIN_SHARE:
+            scheme, why = "trace", "parts are too thin for the band of the coupled scheme"
+        else:
+            scheme, why = "coupled", "smooth, and thick enough for its band"
     if scheme == "trace":
-        if not isinstance(surface, Mesh) or extension != "closest-point":
-            raise InputError('scheme="trace" cuts triangle meshes; use scheme="coupled" for this surface.')
         if order == 4:
             raise InputError('scheme="trace" is of order 2; use order=2, or scheme="coupled" for order 4.')
         return why, scheme, 2
     if order is None:
-        order = 4 if surface.representation in SMOOTH and extension == "closest-point" else 2
+        order = 4 if surface.representation in SMOOTH else 2
     return why, scheme, order
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lamina.errors import InputError
 from lamina.geometry.cut import cut_simplices
 from lamina.geometry.lattice import Lattice
 from lamina.linear.graph import components
-from lamina.quadrature import Quadrature, on_triangles
+from lamina.quadrature import on_triangles
+from lamina.schemes.cutsurface import CutSurface, mean_normals
 from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
@@ -30,7 +30,20 @@ class Incidence:
     def make_key(self, cell: Tensor, face: Tensor) -> Tensor:
         return pair_key(cell, face, self.low, self.shape, self.faces)
 
-    def find(self, cell: Tensor, face: Tensor) -> Tensor:
+    def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
+        """Element (n,) of points on faces, -1 where none is found."""
+        assert feet.face is not None
+        cell = torch.floor(coordinate).long()
+        at = self.position(cell, feet.face)
+        # On the border of a cell the piece may have been counted to the neighbour.
+        for offset in _NEIGHBOURS.to(cell.device):
+            lost = (at < 0).nonzero()[:, 0]
+            if not len(lost):
+                break
+            at[lost] = self.position(cell[lost] + offset, feet.face[lost])
+        return torch.where(at < 0, at, self.element[at.clamp_min(0)])
+
+    def position(self, cell: Tensor, face: Tensor) -> Tensor:
         """Position (n,) of the pairs, -1 where there is none."""
         key = self.make_key(cell, face)
         at = torch.searchsorted(self.key, key).clamp_(max=len(self.key) - 1)
@@ -40,40 +53,6 @@ class Incidence:
 def pair_key(cell: Tensor, face: Tensor, low: Tensor, shape: Tensor, faces: int) -> Tensor:
     i, j, k = (cell - low).unbind(-1)
     return ((i * shape[1] + j) * shape[2] + k) * faces + face
-
-
-@dataclass(frozen=True)
-class CutSurface:
-    """A surface cut into the cells of a lattice: what the trace scheme needs of the geometry."""
-
-    lattice: Lattice
-    elements: Elements
-    quadrature: Quadrature
-    element: Tensor  # (q,) the element of each quadrature point
-    local: Tensor  # (q, 3) its coordinates in the cell, 0 to 1
-    normal: Tensor  # (e, 3) mean unit normal of each element
-    incidence: Incidence
-
-    @property
-    def spacing(self) -> float:
-        return self.lattice.spacing
-
-    def locate(self, feet: ClosestPoints) -> tuple[Tensor, Tensor]:
-        """Element (n,) and local coordinates (n, 3) of points on faces of the mesh."""
-        assert feet.face is not None
-        coordinate = (feet.points - self.lattice.origin) / self.spacing
-        cell = torch.floor(coordinate).long()
-        at = self.incidence.find(cell, feet.face)
-        # On the border of a cell the piece may have been counted to the neighbour.
-        for offset in _NEIGHBOURS.to(cell.device):
-            lost = (at < 0).nonzero()[:, 0]
-            if not len(lost):
-                break
-            at[lost] = self.incidence.find(cell[lost] + offset, feet.face[lost])
-            cell[lost] = torch.where((at[lost] >= 0)[:, None], cell[lost] + offset, cell[lost])
-        if bool((at < 0).any()):
-            raise InputError(f"{int((at < 0).sum())} of {len(at)} points do not lie on the surface; project them first.")
-        return self.incidence.element[at], coordinate - cell
 
 
 _NEIGHBOURS = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1) if i or j or k])
@@ -107,7 +86,7 @@ def cut_mesh(surface: Surface, lattice: Lattice) -> CutSurface:
         quadrature,
         element,
         local,
-        _mean_normals(quadrature, element, len(elements_cell)),
+        mean_normals(quadrature, element, len(elements_cell)),
         Incidence(key, element_of_pair, low, shape, count),
     )
 
@@ -116,7 +95,7 @@ def _within_cells(surface: Mesh, lattice: Lattice, pairs: Incidence) -> tuple[Te
     """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
     ends, first, second = surface.face_adjacency
     segments, edge, cell = cut_simplices((ends - lattice.origin) / lattice.spacing)
-    a, b = pairs.find(cell, first[edge]), pairs.find(cell, second[edge])
+    a, b = pairs.position(cell, first[edge]), pairs.position(cell, second[edge])
     both = (a >= 0) & (b >= 0)
     return a[both], b[both]
 
@@ -127,23 +106,9 @@ def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor)
     for axis in range(3):
         step = torch.zeros(3, dtype=torch.int64, device=cell.device)
         step[axis] = 1
-        at = pairs.find(cell + step, face)
+        at = pairs.position(cell + step, face)
         here = (at >= 0).nonzero()[:, 0]
         a.append(element[here])
         b.append(element[at[here]])
         axes.append(torch.full_like(here, axis))
     return distinct_glue(torch.cat(a), torch.cat(b), torch.cat(axes), int(element.max()) + 1)
-
-
-def _mean_normals(quadrature: Quadrature, element: Tensor, count: int) -> Tensor:
-    """Principal direction of sum w n n^T, which does not care about the signs of the normals, by power steps."""
-    n = quadrature.normals
-    moment = (n[:, :, None] * n[:, None, :] * quadrature.weights[:, None, None]).reshape(-1, 9)
-    total = n.new_zeros(count, 9).index_add_(0, element, moment).reshape(-1, 3, 3)
-    total = total / total.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-    for _ in range(6):
-        total = torch.bmm(total, total)
-        total = total / total.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-    column = total.diagonal(dim1=1, dim2=2).argmax(1)
-    direction = total[torch.arange(count, device=n.device), :, column]
-    return direction / direction.norm(dim=1, keepdim=True)

@@ -14,7 +14,7 @@ children, T the trilinear interpolation, and multigrid is Galerkin without a sin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -28,12 +28,15 @@ from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.linear.multigrid import chebyshev_steps, v_cycle
 from lamina.schemes.base import Field
-from lamina.schemes.meshcut import CutSurface, cut_mesh
+from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.meshcut import cut_mesh
 from lamina.schemes.sheets import Elements, child_interpolation, trilinear, trilinear_gradients
+from lamina.schemes.tetcut import cut_closest_points
 from lamina.surfaces.base import ClosestPoints, Surface
+from lamina.surfaces.mesh import Mesh
 
 STABILISATION = 0.1
-SLIVER = 2e-3
+SLIVER = 5e-4
 SMOOTHER_DEGREE = 3
 SMOOTHER_RATIO = 6.0  # largest over smallest eigenvalue that the smoother damps
 COARSEST_UNKNOWNS = 800
@@ -157,7 +160,7 @@ class Trace:
 
     def __init__(self, surface: Surface, lattice: Lattice):
         self.spacing = lattice.spacing
-        self.cut: CutSurface = cut_mesh(surface, lattice)
+        self.cut = cut_mesh(surface, lattice) if isinstance(surface, Mesh) else cut_closest_points(surface, lattice)
         self.quadrature = self.cut.quadrature
         self.levels = build_levels(self.cut, lattice.spacing)
         self.area = self._component_sums(self.apply_mass(torch.ones_like(self.levels[0].stiffness[: self.unknowns])))
