@@ -59,8 +59,8 @@ def test_order_of_accuracy(name, order, rate):
 
 
 def test_order_four_on_the_torus_once_its_tube_is_resolved():
-    """At spacing 0.1 the band fills the tube, so that rates from there are better than they should be."""
-    assert math.log(error("torus", 0.0707, 4) / error("torus", 0.05, 4), 1.414) >= 3.5
+    """At spacing 0.1 the band fills the tube, so that the rate from there says little."""
+    assert math.log2(error("torus", 0.05, 4) / error("torus", 0.025, 4)) >= 3.4
 
 
 def test_solution_between_the_samples_is_as_accurate_as_at_them():
@@ -179,8 +179,9 @@ def test_incompatible_right_hand_side_loses_its_mean_and_the_warning_says_which(
     assert lamina.poisson(domain, SPHERE.rhs).warnings == ()
 
 
-def test_a_constant_right_hand_side_has_the_zero_solution():
-    u = lamina.poisson(domain_of("sphere", 0.1, 2), 3.0)
+@pytest.mark.parametrize("scheme", ["trace", "coupled"])
+def test_a_constant_right_hand_side_has_the_zero_solution(scheme):
+    u = lamina.poisson(lamina.Domain(lamina.Mesh(*ellipsoid_mesh(3)), 0.15, scheme=scheme), 3.0)
     assert "mean 3;" in u.warnings[0]
     assert float(u.values.abs().max()) < 1e-8
 

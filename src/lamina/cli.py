@@ -46,7 +46,7 @@ Spacing = Annotated[float | None, typer.Option(help="Grid spacing; by default ch
 Nodes = Annotated[int | None, typer.Option(help="About how many grid nodes, instead of a spacing.")]
 Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.")]
 Extension = Annotated[str, typer.Option(help="auto, closest-point or jet.")]
-Scheme = Annotated[str, typer.Option(help="auto or the name of a scheme.")]
+Scheme = Annotated[str, typer.Option(help="auto, coupled or trace.")]
 As = Annotated[Form | None, typer.Option("--as", help="Sample the surface first and solve on the samples.")]
 Samples = Annotated[int, typer.Option(help="With --as points: how many samples.")]
 Noise = Annotated[float, typer.Option(help="With --as points: standard deviation of the noise added to each coordinate.")]
@@ -145,11 +145,14 @@ def solve_heat(
 @app.command()
 def info(surface: SurfaceArg, json_: Json = False) -> None:
     """Say what a surface is: representation, size, area, parts, thickness, the spacing lamina would use."""
+    from lamina.schemes import choose_scheme
     from lamina.sizing import choose_spacing, describe
     from lamina.surfaces.files import load
 
     shape = load(surface)
-    facts = describe(shape) | {"default_spacing": choose_spacing(shape, "coupled"), "notes": shape.notes}
+    why, scheme, order = choose_scheme(shape, "auto", None, None)
+    facts = describe(shape) | {"scheme": scheme, "scheme_reason": why, "order": order}
+    facts |= {"default_spacing": choose_spacing(shape, scheme), "notes": shape.notes}
     _print_facts(facts, json_)
 
 
@@ -176,7 +179,7 @@ class _Run:
         elif noise:
             raise InputError("--noise goes with --as points, which samples the surface first.")
         self.seconds["load"] = time.perf_counter() - self.start
-        domain = Domain(surface, dtype=getattr(torch, dtype), **options)
+        domain = Domain(surface, dtype=getattr(torch, dtype), show_progress=self.progress, **options)
         # The samples are noisy, the exact solution is not: it is taken on the original surface below them.
         points = domain.points
         if form is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,10 @@ from lamina.errors import InputError
 from lamina.extension import geometry_for
 from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
+from lamina.progress import progress
+from lamina.quadrature import Quadrature
 from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
+from lamina.schemes.trace import Trace, cut_surface
 from lamina.sizing import check_memory, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
 from lamina.surfaces.base import ClosestPoints, Surface
 
@@ -40,6 +44,7 @@ class Domain:
         scheme: str = "auto",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
+        show_progress: bool | None = None,
     ):
         if not isinstance(surface, Surface):
             raise InputError(f"Domain needs a lamina surface, got {type(surface).__name__}; see lamina.load and lamina.Mesh.")
@@ -69,8 +74,10 @@ class Domain:
         # Off the symmetry planes, so that flat faces of a shape do not lie in the planes of the lattice.
         shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
         origin = self.geometry.bounds.mean(0) + self.spacing * shift
-        self.scheme = build_scheme(scheme, self.geometry, Lattice(origin, self.spacing), self.order)
-        self.readout = self.scheme.readout(self._own_feet())
+        self.lattice = Lattice(origin, self.spacing)
+        with progress("building", show_progress) as update:
+            self.scheme = build_scheme(scheme, self.geometry, self.lattice, self.order, update)
+            self.readout = self.scheme.readout(self._own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self.mean = ComponentMean(self.component, self.component_count, self.surface.areas)
 
@@ -90,6 +97,13 @@ class Domain:
     @property
     def unknowns(self) -> int:
         return self.scheme.unknowns
+
+    @cached_property
+    def quadrature(self) -> Quadrature:
+        """Points, normals and weights on the surface: integrals, areas and means of fields."""
+        if isinstance(self.scheme, Trace):
+            return self.scheme.quadrature
+        return cut_surface(self.geometry, self.lattice).quadrature
 
     def field(self, data: Callable[[Tensor], Tensor] | Tensor | float, name: str) -> Callable[[Tensor], Tensor]:
         """data as a function on surface points: a callable, a number, or values (m,) at `points`.

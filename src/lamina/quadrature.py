@@ -22,6 +22,9 @@ class Quadrature:
     normals: Tensor  # (q, 3)
     weights: Tensor  # (q,)
 
+    def take(self, which: Tensor) -> Quadrature:
+        return Quadrature(self.points[which], self.normals[which], self.weights[which])
+
     @property
     def area(self) -> float:
         return float(self.weights.sum())

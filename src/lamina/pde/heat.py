@@ -13,7 +13,7 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.pde.integrators import explicit_euler, tr_bdf2
 from lamina.pde.poisson import default_tolerance
-from lamina.pde.progress import progress
+from lamina.progress import progress
 from lamina.solution import Solution
 
 METHODS = ("tr-bdf2", "euler")

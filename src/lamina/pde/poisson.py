@@ -12,7 +12,7 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.linear.krylov import KrylovResult
-from lamina.pde.progress import progress
+from lamina.progress import progress
 from lamina.solution import Solution
 
 # A right-hand side whose mean is below this share of its largest value is taken as compatible: the

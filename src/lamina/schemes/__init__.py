@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
-from lamina.schemes.base import Scheme
+from lamina.schemes.base import Scheme, Update
 from lamina.schemes.coupled import Coupled
 from lamina.schemes.trace import Trace
 from lamina.sizing import DEFAULT_CELLS, THIN_SHARE, extent, thin_share
@@ -42,5 +42,5 @@ def choose_scheme(surface: Surface, scheme: str, order: int | None, spacing: flo
     return why, scheme, order
 
 
-def build_scheme(scheme: str, geometry: Surface, lattice: Lattice, order: int) -> Scheme:
-    return Trace(geometry, lattice) if scheme == "trace" else Coupled(geometry, lattice, order)
+def build_scheme(scheme: str, geometry: Surface, lattice: Lattice, order: int, update: Update) -> Scheme:
+    return Trace(geometry, lattice, update) if scheme == "trace" else Coupled(geometry, lattice, order, update)

@@ -29,7 +29,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import fgmres
 from lamina.linear.multigrid import chebyshev_steps, v_cycle
-from lamina.schemes.base import Field
+from lamina.schemes.base import Field, Update
 from lamina.schemes.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.base import ClosestPoints, Surface
 
@@ -107,11 +107,13 @@ class Coupled:
 
     name = "coupled"
 
-    def __init__(self, surface: Surface, lattice: Lattice, order: int):
+    def __init__(
+        self, surface: Surface, lattice: Lattice, order: int, update: Update = lambda fraction, what: None
+    ):
         self.order = order
         self.spacing = lattice.spacing
         self.component_count = surface.component_count
-        self.levels = build_levels(surface, lattice, order)
+        self.levels = build_levels(surface, lattice, order, update)
         self._shifted: dict[float, list[ShiftedLevel]] = {}
 
     @property
@@ -192,7 +194,7 @@ class Coupled:
         return torch.linalg.lu_factor(A)
 
 
-def build_levels(surface: Surface, lattice: Lattice, order: int) -> list[CoupledLevel]:
+def build_levels(surface: Surface, lattice: Lattice, order: int, update: Update) -> list[CoupledLevel]:
     """Bands of spacing dx, 2dx, 4dx, ... until one is small enough for a direct solve.
 
     Coarse levels only correct, so they are second order whatever the finest is.
@@ -200,6 +202,7 @@ def build_levels(surface: Surface, lattice: Lattice, order: int) -> list[Coupled
     bands, kinds = [], []
     lines = LINES[order]
     while True:
+        update(0.5 - 0.5**(len(bands) + 1), f"closest points at spacing {lattice.spacing:.3g}")
         bands.append(Band.build(surface, lattice, band_radius(lattice.spacing, lines, STENCIL // 2)))
         kinds.append(lines)
         if len(bands[-1]) <= COARSEST_NODES or (len(bands) > 2 and len(bands[-1]) > 0.6 * len(bands[-2])):
@@ -209,6 +212,7 @@ def build_levels(surface: Surface, lattice: Lattice, order: int) -> list[Coupled
     for i, (band, lines) in enumerate(zip(bands, kinds, strict=True)):
         coarse = bands[i + 1] if i + 1 < len(bands) else None
         feet = band.feet
+        update(1 - 0.5 ** (i + 1), f"operators of {len(band)} nodes")
         levels.append(
             CoupledLevel(
                 band,

@@ -28,6 +28,9 @@ TETRAHEDRA = torch.tensor(
 )  # (6, 4)
 
 
+FRAGMENT = 1e-3  # of its component's area
+
+
 @dataclass(frozen=True)
 class CellLocator:
     """From a point on the surface to its element: by cell, then by the nearest mean normal and centre."""
@@ -94,8 +97,12 @@ def cut_closest_points(surface: Surface, lattice: Lattice) -> CutSurface:
     middle = surface.closest_points(0.5 * (vertex[edge_ends[:, 0]] + vertex[edge_ends[:, 1]])).points
     six = torch.cat([vertex[triangles], middle[edge]], 1)  # (t, 6, 3)
     cell = band.ijk[cell_node].long()
-    element_of_triangle, elements = _elements(cell, owner, edge, len(edge_ends))
     quadrature = _on_curved(six, band.feet.normals[cell_node[owner]])
+    element_of_triangle, elements = _elements(cell, owner, edge)
+    real = _not_fragments(quadrature, elements.component[element_of_triangle], band.component[cell_node[owner]])
+    if not bool(real.all()):
+        quadrature = quadrature.take(real.repeat_interleave(3))
+        element_of_triangle, elements = _elements(cell, owner[real], edge[real])
     element = element_of_triangle.repeat_interleave(3)
     coordinate = (quadrature.points - lattice.origin) / lattice.spacing
     normal = mean_normals(quadrature, element, len(elements.cell))
@@ -152,7 +159,16 @@ def _edges(triangles: Tensor, vertices: int) -> tuple[Tensor, Tensor]:
     return edge.reshape(-1, 3), torch.stack([torch.div(key, vertices, rounding_mode="floor"), key % vertices], 1)
 
 
-def _elements(cell: Tensor, owner: Tensor, edge: Tensor, edges: int) -> tuple[Tensor, Elements]:
+def _not_fragments(quadrature: Quadrature, piece: Tensor, component: Tensor) -> Tensor:
+    """Which triangles (t,) belong to the surface: where closest points jump between two sheets, scraps of a
+    third appear between them, cut off from both. They are told by their area."""
+    area = quadrature.weights.reshape(-1, 3).sum(1)
+    whole = area.new_zeros(int(component.max()) + 1).index_add_(0, component, area)
+    part = area.new_zeros(int(piece.max()) + 1).index_add_(0, piece, area)
+    return part[piece] >= FRAGMENT * whole[component]
+
+
+def _elements(cell: Tensor, owner: Tensor, edge: Tensor) -> tuple[Tensor, Elements]:
     """Element of each triangle: triangles of one cell that share edges; glue where an edge joins two cells."""
     t = len(owner)
     flat = edge.reshape(-1)

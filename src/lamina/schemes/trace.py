@@ -27,7 +27,7 @@ from lamina.linear.assembly import assemble
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.linear.multigrid import chebyshev_steps, v_cycle
-from lamina.schemes.base import Field
+from lamina.schemes.base import Field, Update
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.meshcut import cut_mesh
 from lamina.schemes.sheets import Elements, child_interpolation, trilinear, trilinear_gradients
@@ -158,9 +158,11 @@ class Trace:
     name = "trace"
     order = 2
 
-    def __init__(self, surface: Surface, lattice: Lattice):
+    def __init__(self, surface: Surface, lattice: Lattice, update: Update = lambda fraction, what: None):
         self.spacing = lattice.spacing
-        self.cut = cut_mesh(surface, lattice) if isinstance(surface, Mesh) else cut_closest_points(surface, lattice)
+        update(0.0, "cutting cells")
+        self.cut = cut_surface(surface, lattice)
+        update(0.4, "assembling")
         self.quadrature = self.cut.quadrature
         self.levels = build_levels(self.cut, lattice.spacing)
         self.area = self._component_sums(self.apply_mass(torch.ones_like(self.levels[0].stiffness[: self.unknowns])))
@@ -276,6 +278,11 @@ class Trace:
     def _component_sums(self, v: Tensor) -> Tensor:
         label = self.levels[0].component
         return v.new_zeros(int(label.max()) + 1).index_add_(0, label, v)
+
+
+def cut_surface(surface: Surface, lattice: Lattice) -> CutSurface:
+    """Exact pieces for meshes; from closest points for everything else."""
+    return cut_mesh(surface, lattice) if isinstance(surface, Mesh) else cut_closest_points(surface, lattice)
 
 
 def element_stiffness(cut: CutSurface) -> Tensor:

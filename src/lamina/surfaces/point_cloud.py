@@ -28,7 +28,8 @@ from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 FEWEST_POINTS, FEWEST_IN_COMPONENT = 20, 10
 TESTED = 2048  # samples whose leave-one-out errors choose degree and neighbourhood
 WITH_NORMALS = ((2, 12), (4, 16), (6, 24))  # (degree, neighbours) tried for fits to positions and normals
-WITHOUT_NORMALS = {2: (12, 640), 4: (32, 384), 6: (56, 128)}  # fewest and most neighbours tried, by degree
+FEWEST = {2: 12, 4: 32, 6: 56}  # neighbours tried for fits to positions alone, by degree
+MOST = {2: (640, 1 / 16), 4: (384, 1 / 64), 6: (128, 0)}  # that many, or that part of a larger cloud
 GROWTH = 1.7  # from one neighbourhood tried to the next
 TYPICAL, SAFE = 0.75, 0.98  # part of the leave-one-out errors that counts, the smallest ones
 GAUSSIAN = {TYPICAL: 0.607, SAFE: 0.934}  # RMS of that part of normal deviates
@@ -310,15 +311,16 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
     """
     order = torch.randperm(len(cloud.points), generator=torch.Generator().manual_seed(0))
     tested = order[:TESTED].to(cloud.points.device)
-    most = max(WITHOUT_NORMALS[2][0], min(WITHOUT_NORMALS[2][1], len(cloud.points) // 2))
-    near = cloud.neighbours(tested, min(64, most))
+    count = len(cloud.points)
+    most = {q: max(FEWEST[2], min(count // 2, max(k, int(part * count)))) for q, (k, part) in MOST.items()}
+    near = cloud.neighbours(tested, min(64, most[2]))
     known: dict[Way, tuple[Tensor, float]] = {}
 
     def error(way: Way, part: float) -> float:
         nonlocal near
         if way not in known:
             if way.k > near.shape[1]:
-                near = cloud.neighbours(tested, most)
+                near = cloud.neighbours(tested, min(4 * way.k, most[2]))
             jets = cloud.fit(near, way, leave_out=True)
             known[way] = jets.height.double().square().sort().values, float(jets.scale.median())
         squares, radius = known[way]
@@ -330,7 +332,7 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
     return typical, _smallest_error(lambda way: error(way, SAFE), most, widest)
 
 
-def _smallest_error(error: Callable[[Way], float], most: int, widest: float) -> Choice:
+def _smallest_error(error: Callable[[Way], float], most: dict[int, int], widest: float) -> Choice:
     """Search over degrees, neighbourhoods and the use of normals.
 
     Without normals, neighbourhoods grow until errors have grown twice. A higher degree must win clearly, as
@@ -338,9 +340,9 @@ def _smallest_error(error: Callable[[Way], float], most: int, widest: float) -> 
     then help to predict the noise.
     """
     best: Choice | None = None
-    for degree, (fewest, limit) in WITHOUT_NORMALS.items():
+    for degree, fewest in FEWEST.items():
         k, worse, own = fewest, 0, None
-        while k <= min(limit, most, widest * fewest) and worse < 2:
+        while k <= min(most[degree], widest * fewest) and worse < 2:
             way = Way(degree, k, slopes=False)
             tried = Choice(way, error(way), grown=k >= 2 * fewest)
             better = own is None or tried.error < own.error or own.error == torch.inf
@@ -349,7 +351,7 @@ def _smallest_error(error: Callable[[Way], float], most: int, widest: float) -> 
         if own is not None and (best is None or own.error < DEGREE_HELPS * best.error):
             best = own
     for degree, k in WITH_NORMALS:
-        if k <= most:
+        if k <= most[2]:
             way = Way(degree, k, slopes=True)
             tried = Choice(way, error(way), grown=False)
             if best is None or tried.error < (1 if best.way.slopes else NORMALS_HELP) * best.error:
