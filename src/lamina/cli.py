@@ -39,9 +39,12 @@ class Precision(StrEnum):
 
 
 SurfaceArg = Annotated[
-    str, typer.Argument(help="A file (OBJ, PLY, STL, OFF, GLB, XYZ, NPZ) or sphere, torus, ellipsoid, spike, starfruit.")
+    str,
+    typer.Argument(help="A file (OBJ, PLY, STL, OFF, GLB, XYZ, NPZ) or sphere, torus, ellipsoid, spike, starfruit."),
 ]
-Exact = Annotated[str | None, typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.")]
+Exact = Annotated[
+    str | None, typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.")
+]
 Spacing = Annotated[float | None, typer.Option(help="Grid spacing; by default chosen from the shape.")]
 Nodes = Annotated[int | None, typer.Option(help="About how many grid nodes, instead of a spacing.")]
 Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.")]
@@ -49,7 +52,9 @@ Extension = Annotated[str, typer.Option(help="auto, closest-point or jet.")]
 Scheme = Annotated[str, typer.Option(help="auto, coupled or trace.")]
 As = Annotated[Form | None, typer.Option("--as", help="Sample the surface first and solve on the samples.")]
 Samples = Annotated[int, typer.Option(help="With --as points: how many samples.")]
-Noise = Annotated[float, typer.Option(help="With --as points: standard deviation of the noise added to each coordinate.")]
+Noise = Annotated[
+    float, typer.Option(help="With --as points: standard deviation of the noise added to each coordinate.")
+]
 Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.")]
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
 DType = Annotated[Precision, typer.Option(help="Precision.")]
@@ -100,7 +105,9 @@ def solve_heat(
     initial: Annotated[str, typer.Option(help="Initial state, in x, y, z.")],
     time_: Annotated[float, typer.Option("--time", help="How long to diffuse.")],
     exact: Exact = None,
-    snapshots: Annotated[int, typer.Option(help="Keep (and check against --exact) so many equally spaced moments.")] = 1,
+    snapshots: Annotated[
+        int, typer.Option(help="Keep (and check against --exact) so many equally spaced moments.")
+    ] = 1,
     steps: Annotated[int | None, typer.Option(help="Equal steps; by default adaptive.")] = None,
     accuracy: Annotated[float, typer.Option(help="Error of an adaptive step over the range of u.")] = 1e-5,
     method: Annotated[str, typer.Option(help="tr-bdf2 or euler (explicit).")] = "tr-bdf2",
@@ -166,7 +173,9 @@ class _Run:
         self.errors: dict[str, Any] = {}
         self.start = time.perf_counter()
 
-    def domain(self, name: str, form: Form | None, samples: int, noise: float, seed: int, *, dtype: str, **options: Any):
+    def domain(
+        self, name: str, form: Form | None, samples: int, noise: float, seed: int, *, dtype: str, **options: Any
+    ):
         import torch
 
         from lamina.domain import Domain

@@ -28,7 +28,9 @@ class Domain:
     spacing that suits the shape's size, thin parts and sample density.
     order: 2 or 4 (coupled scheme); default 4 on smooth exact surfaces, otherwise 2.
     extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples) or "auto".
-    scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts) or "auto". device, dtype: where and how to compute, float64 unless said otherwise.
+    scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts) or "auto".
+    device, dtype: where and how to compute, float64 unless said otherwise.
+    show_progress: True, False, or None for "when stderr is a terminal".
 
     Raises InputError when the arguments contradict each other or the grid would not fit in memory.
     """
@@ -47,7 +49,9 @@ class Domain:
         show_progress: bool | None = None,
     ):
         if not isinstance(surface, Surface):
-            raise InputError(f"Domain needs a lamina surface, got {type(surface).__name__}; see lamina.load and lamina.Mesh.")
+            raise InputError(
+                f"Domain needs a lamina surface, got {type(surface).__name__}; see lamina.load and lamina.Mesh."
+            )
         if scheme != "auto" and scheme not in SCHEMES:
             raise InputError(f"Unknown scheme {scheme!r}; known: auto, {', '.join(SCHEMES)}.")
         if order is not None and order not in ORDERS:
@@ -115,7 +119,10 @@ class Domain:
             if values.ndim == 0:
                 return lambda x: values.expand(len(x))
             if values.shape != (len(self.points),):
-                raise InputError(f"{name} has shape {tuple(values.shape)}; expected ({len(self.points)},), one value for each of domain.points.")
+                raise InputError(
+                    f"{name} has shape {tuple(values.shape)}; expected ({len(self.points)},), "
+                    "one value for each of domain.points."
+                )
             _require_finite(values, name)
             return lambda x: self.surface.interpolate(values, x)
         function = data
@@ -124,7 +131,9 @@ class Domain:
             values = function(x)
             if not isinstance(values, Tensor) or values.shape != (len(x),):
                 shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise InputError(f"{name} returned {shape} for {len(x)} points; expected a tensor of shape ({len(x)},).")
+                raise InputError(
+                    f"{name} returned {shape} for {len(x)} points; expected a tensor of shape ({len(x)},)."
+                )
             values = values.to(x.dtype)
             _require_finite(values, name)
             return values

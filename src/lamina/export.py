@@ -165,9 +165,7 @@ def _write_vtu(file: BinaryIO, field: _Field) -> None:
     lines = ['<?xml version="1.0"?>']
     if field.metadata:
         lines.append(f"<!-- {escape(field.described()).replace('--', '- -')} -->")
-    lines.append(
-        '<VTKFile type="UnstructuredGrid" version="1.0" byte_order="LittleEndian" header_type="UInt64">'
-    )
+    lines.append('<VTKFile type="UnstructuredGrid" version="1.0" byte_order="LittleEndian" header_type="UInt64">')
     lines.append("<UnstructuredGrid>")
     if field.times is not None:
         lines += ["<FieldData>", _data_array("times", field.times, tuples=True), "</FieldData>"]

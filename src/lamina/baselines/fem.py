@@ -125,9 +125,7 @@ class SurfaceFEM:
         """
         u = self._field("u0", u0)
         if not (np.isfinite(time) and time >= 0 and steps >= 1):
-            raise InputError(
-                f"heat got time = {time} and steps = {steps}; expected time >= 0 and steps >= 1."
-            )
+            raise InputError(f"heat got time = {time} and steps = {steps}; expected time >= 0 and steps >= 1.")
         g = 2 - np.sqrt(2)
         shift = g / 2 * time / steps
         unused = sp.diags_array((self.areas == 0).astype(float))
@@ -147,9 +145,7 @@ class SurfaceFEM:
         diagonal = self.stiffness.diagonal()
         ground = np.zeros_like(diagonal)
         first = np.zeros(self.component.max() + 1, dtype=np.int64)
-        first[self.component[::-1]] = np.arange(len(diagonal))[
-            ::-1
-        ]  # the last to be written is the first vertex
+        first[self.component[::-1]] = np.arange(len(diagonal))[::-1]  # the last to be written is the first vertex
         ground[first] = np.where(diagonal[first] > 0, diagonal[first], 1)
         return _factor((self.stiffness + sp.diags_array(ground)).tocsr(), self.solver, self.tolerance)
 
@@ -228,13 +224,9 @@ def _checked(V: ArrayLike, F: ArrayLike) -> tuple[Array, NDArray[np.int64]]:
     if vertices.ndim != 2 or vertices.shape[1] != 3 or not np.isfinite(vertices).all():
         raise InputError(f"V has shape {vertices.shape}; expected finite coordinates (n, 3).")
     if faces.ndim != 2 or faces.shape[1] != 3 or faces.dtype.kind not in "iu" or len(faces) == 0:
-        raise InputError(
-            f"F has shape {faces.shape} and type {faces.dtype}; expected integers (m, 3), m > 0."
-        )
+        raise InputError(f"F has shape {faces.shape} and type {faces.dtype}; expected integers (m, 3), m > 0.")
     if faces.min() < 0 or faces.max() >= len(vertices):
-        raise InputError(
-            f"F refers to vertices {faces.min()} to {faces.max()}, but V has {len(vertices)} rows."
-        )
+        raise InputError(f"F refers to vertices {faces.min()} to {faces.max()}, but V has {len(vertices)} rows.")
     return vertices, faces.astype(np.int64, copy=False)
 
 

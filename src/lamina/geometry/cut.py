@@ -44,9 +44,7 @@ def _split(corners: Tensor, axis: int, plane: Tensor) -> tuple[Tensor, Tensor]:
     above = side >= 0
     # The corner alone on its side comes first: a; b and c follow in order.
     alone = torch.where(above.sum(1) == 1, above.long().argmax(1), (~above).long().argmax(1))
-    (a, sa), (b, sb), (c, sc) = (
-        (corners[rows, (alone + i) % 3], side[rows, (alone + i) % 3]) for i in range(3)
-    )
+    (a, sa), (b, sb), (c, sc) = ((corners[rows, (alone + i) % 3], side[rows, (alone + i) % 3]) for i in range(3))
     p, q = _crossing(a, b, sa, sb, axis, plane), _crossing(a, c, sa, sc, axis, plane)
     parts = torch.cat([torch.stack(t, 1) for t in ((a, p, q), (p, b, c), (p, c, q))])
     source = rows.repeat(3)

@@ -88,9 +88,7 @@ class Blocks:
         return Blocks(self.lattice, self.level, self.ijk[which], self.component[which])
 
 
-def nodes_within(
-    lattice: Lattice, bounds: Tensor, radius: float, distance: Callable[[Tensor], Tensor]
-) -> Tensor:
+def nodes_within(lattice: Lattice, bounds: Tensor, radius: float, distance: Callable[[Tensor], Tensor]) -> Tensor:
     """All lattice nodes ijk (n, 3) with distance(x) <= radius.
 
     `distance` is the unsigned distance to a surface inside bounds (2, 3). Blocks of nodes are split

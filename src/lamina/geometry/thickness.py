@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 # Two feet of a ball seen from its centre under a smaller angle belong to one sheet (noise, a crease);
 # under a larger one they are opposite sides of a thin part or a gap.
@@ -21,7 +21,7 @@ def medial_radii(points: NDArray, normals: NDArray, largest: float) -> NDArray:
     at `largest`; where only nearby samples of the same sheet stop a ball, its radius is not counted. Nearby
     means within NOISE sample spacings, unless the normals there are opposite: noise is not thickness.
     """
-    tree = cKDTree(points)
+    tree = KDTree(points)
     nearby = (NOISE * np.median(tree.query(points, k=2, workers=-1)[0][:, 1])) ** 2
     best = np.full(len(points), largest)
     for side in (1.0, -1.0):

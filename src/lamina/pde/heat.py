@@ -69,6 +69,6 @@ def _moments(time: float, times: Sequence[float] | None) -> list[float]:
     if not (isinstance(time, int | float) and math.isfinite(time) and time > 0):
         raise InputError(f"time must be a positive number, got {time!r}.")
     moments = sorted({float(t) for t in (times or ())} | {float(time)})
-    if not (0 < moments[0] and moments[-1] <= time):
+    if moments[0] <= 0 or moments[-1] > time:
         raise InputError(f"times must lie between 0 and {time:g}, got {moments[0]:g} to {moments[-1]:g}.")
     return moments

@@ -57,13 +57,19 @@ def tr_bdf2(
     for moment in moments:
         while t < moment * (1 - 1e-12):
             remaining = moment - t
-            dt = remaining if remaining <= proposed * (1 + 1e-9) else min(proposed, remaining / 2 if fixed is None else proposed)
+            dt = (
+                remaining
+                if remaining <= proposed * (1 + 1e-9)
+                else min(proposed, remaining / 2 if fixed is None else proposed)
+            )
             new, new_slope, error = _step(scheme, u, slope, dt, tolerance, run)
             ratio = error / (accuracy * scale)
             if fixed is None and ratio > 1:
                 proposed = dt * _ladder(max(SHRINK, SAFETY * ratio ** (-1 / 3)))
                 if proposed < 1e-8 * end:
-                    raise SolveError(f"The step size fell below {proposed:.1e}; relax accuracy or smooth the initial state.")
+                    raise SolveError(
+                        f"The step size fell below {proposed:.1e}; relax accuracy or smooth the initial state."
+                    )
                 continue
             u, slope, t = new, new_slope, t + dt
             scale = max(scheme.norm(u), 1e-3 * scale)

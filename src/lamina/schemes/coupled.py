@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -87,10 +88,10 @@ class ShiftedLevel:
         return self.project(u)
 
     def restrict(self, residual: Tensor) -> Tensor:
-        return self.level.to_coarse @ self.project(residual)
+        return cast(Tensor, self.level.to_coarse) @ self.project(residual)
 
     def prolong(self, correction: Tensor) -> Tensor:
-        return self.level.from_coarse @ correction
+        return cast(Tensor, self.level.from_coarse) @ correction
 
     def project(self, u: Tensor) -> Tensor:
         return self.level.mean.remove(u) if self.shift == 0 else u
@@ -107,9 +108,7 @@ class Coupled:
 
     name = "coupled"
 
-    def __init__(
-        self, surface: Surface, lattice: Lattice, order: int, update: Update = lambda fraction, what: None
-    ):
+    def __init__(self, surface: Surface, lattice: Lattice, order: int, update: Update = lambda fraction, what: None):
         self.order = order
         self.spacing = lattice.spacing
         self.component_count = surface.component_count
@@ -202,7 +201,7 @@ def build_levels(surface: Surface, lattice: Lattice, order: int, update: Update)
     bands, kinds = [], []
     lines = LINES[order]
     while True:
-        update(0.5 - 0.5**(len(bands) + 1), f"closest points at spacing {lattice.spacing:.3g}")
+        update(0.5 - 0.5 ** (len(bands) + 1), f"closest points at spacing {lattice.spacing:.3g}")
         bands.append(Band.build(surface, lattice, band_radius(lattice.spacing, lines, STENCIL // 2)))
         kinds.append(lines)
         if len(bands[-1]) <= COARSEST_NODES or (len(bands) > 2 and len(bands[-1]) > 0.6 * len(bands[-2])):

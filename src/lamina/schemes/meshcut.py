@@ -61,7 +61,8 @@ _NEIGHBOURS = _NEIGHBOURS[_NEIGHBOURS.abs().sum(1).argsort(stable=True)]
 
 def cut_mesh(surface: Surface, lattice: Lattice) -> CutSurface:
     """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
-    assert isinstance(surface, Mesh) and surface.faces is not None
+    assert isinstance(surface, Mesh)
+    assert surface.faces is not None
     corners = surface.points[surface.faces]
     pieces, face, cell = cut_simplices((corners - lattice.origin) / lattice.spacing)
     low = cell.amin(0) - 2
@@ -94,7 +95,7 @@ def cut_mesh(surface: Surface, lattice: Lattice) -> CutSurface:
 def _within_cells(surface: Mesh, lattice: Lattice, pairs: Incidence) -> tuple[Tensor, Tensor]:
     """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
     ends, first, second = surface.face_adjacency
-    segments, edge, cell = cut_simplices((ends - lattice.origin) / lattice.spacing)
+    _, edge, cell = cut_simplices((ends - lattice.origin) / lattice.spacing)
     a, b = pairs.position(cell, first[edge]), pairs.position(cell, second[edge])
     both = (a >= 0) & (b >= 0)
     return a[both], b[both]

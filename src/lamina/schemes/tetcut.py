@@ -23,9 +23,7 @@ from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 
 # Corners of a cell, as bits (i, j, k) = (4, 2, 1), along the six monotone paths from 000 to 111.
-TETRAHEDRA = torch.tensor(
-    [[0, a, a | b, 7] for a in (4, 2, 1) for b in (4, 2, 1) if a != b]
-)  # (6, 4)
+TETRAHEDRA = torch.tensor([[0, a, a | b, 7] for a in (4, 2, 1) for b in (4, 2, 1) if a != b])  # (6, 4)
 
 
 FRAGMENT = 1e-3  # of its component's area
@@ -69,7 +67,9 @@ class CellLocator:
 
 
 _SHELLS = [torch.zeros(1, 3, dtype=torch.int64)] + [
-    torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1) if abs(i) + abs(j) + abs(k) == n])
+    torch.tensor(
+        [[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1) if abs(i) + abs(j) + abs(k) == n]
+    )
     for n in (1, 2, 3)
 ]
 
@@ -193,7 +193,9 @@ def _on_curved(six: Tensor, outward: Tensor) -> Quadrature:
     """Three points on each six-node triangle (t, 6, 3): x(b) = sum_i b_i (2 b_i - 1) p_i + sum 4 b_i b_j m_ij."""
     bary = torch.tensor(TRIANGLE_RULE, dtype=six.dtype, device=six.device)  # (3, 3)
     b0, b1, b2 = bary.unbind(1)
-    shape = torch.stack([b0 * (2 * b0 - 1), b1 * (2 * b1 - 1), b2 * (2 * b2 - 1), 4 * b0 * b1, 4 * b1 * b2, 4 * b2 * b0], 1)
+    shape = torch.stack(
+        [b0 * (2 * b0 - 1), b1 * (2 * b1 - 1), b2 * (2 * b2 - 1), 4 * b0 * b1, 4 * b1 * b2, 4 * b2 * b0], 1
+    )
     zero = torch.zeros_like(b0)
     along1 = torch.stack([1 - 4 * b0, 4 * b1 - 1, zero, 4 * (b0 - b1), 4 * b2, -4 * b2], 1)
     along2 = torch.stack([1 - 4 * b0, zero, 4 * b2 - 1, -4 * b1, 4 * b1, 4 * (b0 - b2)], 1)

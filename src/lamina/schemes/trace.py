@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -135,14 +136,12 @@ class ShiftedLevel:
         return u
 
     def restrict(self, residual: Tensor) -> Tensor:
-        unknown, weight = self.level.coarse_unknown, self.level.coarse_weight
-        assert unknown is not None and weight is not None
+        unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
         out = residual.new_zeros(int(unknown.max()) + 1)
         return out.index_add_(0, unknown.reshape(-1), (weight * residual[:, None]).reshape(-1))
 
     def prolong(self, correction: Tensor) -> Tensor:
-        unknown, weight = self.level.coarse_unknown, self.level.coarse_weight
-        assert unknown is not None and weight is not None
+        unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
         return (weight * correction[unknown]).sum(1)
 
     def solve(self, g: Tensor) -> Tensor:
@@ -210,7 +209,9 @@ class Trace:
     @cached_property
     def _projection(self) -> Tensor:
         crow, column, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [self._projection_element])
-        return torch.sparse_csr_tensor(crow, column, values, size=(self.unknowns, self.unknowns), check_invariants=False)
+        return torch.sparse_csr_tensor(
+            crow, column, values, size=(self.unknowns, self.unknowns), check_invariants=False
+        )
 
     @cached_property
     def _projection_diagonal(self) -> Tensor:

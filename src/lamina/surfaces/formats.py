@@ -159,9 +159,7 @@ def _welded(vertices: np.ndarray, faces: np.ndarray, kind: str) -> Contents:
     rank[order] = np.arange(len(order))
     notes = []
     if len(first) < len(points) and kind != "STL":
-        notes.append(
-            f"{len(points) - len(first)} coincident vertices were merged: {kind} splits them at seams."
-        )
+        notes.append(f"{len(points) - len(first)} coincident vertices were merged: {kind} splits them at seams.")
     return Contents(points[first[order]], rank[inverse.reshape(-1)][faces], None, notes)
 
 
@@ -214,9 +212,7 @@ def fan(polygons) -> np.ndarray:
     else:
         sizes = np.fromiter(map(len, polygons), np.int64, len(polygons))
         rows = list(polygons)
-        groups = [
-            np.array([rows[i] for i in np.flatnonzero(sizes == n)], dtype=np.int64) for n in np.unique(sizes)
-        ]
+        groups = [np.array([rows[i] for i in np.flatnonzero(sizes == n)], dtype=np.int64) for n in np.unique(sizes)]
     if any(group.shape[1] < 3 for group in groups):
         raise FormatError("it has a face with fewer than three corners")
     fans = [group[:, [0, i, i + 1]] for group in groups for i in range(1, group.shape[1] - 1)]

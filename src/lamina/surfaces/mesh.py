@@ -53,7 +53,9 @@ class Mesh(Surface):
         self.own_face[kept.reshape(-1)] = torch.arange(len(kept)).repeat_interleave(3)
         unused = self.own_face < 0
         if unused.any():
-            self.notes.append(f"{int(unused.sum())} vertices belong to no face; they get the value at their closest point.")
+            self.notes.append(
+                f"{int(unused.sum())} vertices belong to no face; they get the value at their closest point."
+            )
             foot = self.closest_points(vertices[unused])
             self.normals[unused], self.component[unused] = foot.normals, foot.component
             self.own_points[unused], self.own_face[unused] = foot.points, cast(Tensor, foot.face)
@@ -65,7 +67,8 @@ class Mesh(Surface):
         flat = 2 * triangle_areas(corners) <= 1e-12 * longest
         if flat.all():
             raise InputError(
-                f"The mesh has {len(faces)} faces and no area; expected triangles with area: check the file or its units."
+                f"The mesh has {len(faces)} faces and no area; expected triangles with area: "
+                "check the file or its units."
             )
         _, first = np.unique(np.sort(faces.numpy(), 1), axis=0, return_index=True)
         unique = torch.zeros(len(faces), dtype=torch.bool)
@@ -136,9 +139,14 @@ def _checked(V, F) -> tuple[Tensor, Tensor]:
     if vertices.ndim != 2 or vertices.shape[1] != 3:
         raise InputError(f"Vertices must have shape (n, 3), got {tuple(vertices.shape)}.")
     if faces.numel() == 0:
-        raise InputError(f"The mesh has {len(vertices)} vertices and no faces; expected triangles: use PointCloud for bare points.")
+        raise InputError(
+            f"The mesh has {len(vertices)} vertices and no faces; expected triangles: use PointCloud for bare points."
+        )
     if faces.ndim != 2 or faces.shape[1] != 3 or faces.is_floating_point():
-        raise InputError(f"Faces must be integers of shape (m, 3), got {faces.dtype} of shape {tuple(faces.shape)}; triangulate polygons first.")
+        raise InputError(
+            f"Faces must be integers of shape (m, 3), got {faces.dtype} of shape {tuple(faces.shape)}; "
+            "triangulate polygons first."
+        )
     if not vertices.is_floating_point():
         vertices = vertices.double()
     faces = faces.long()

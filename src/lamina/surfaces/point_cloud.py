@@ -121,9 +121,7 @@ class PointCloud(Surface):
         if normals is None:
             self._normals = orient_normals(self._unique, pca_normals(self._unique))
             self.normals = self._normals[self._unique_of]
-            self.notes.append(
-                "Normals were estimated from the points; on open surfaces their side is a guess."
-            )
+            self.notes.append("Normals were estimated from the points; on open surfaces their side is a guess.")
         else:
             self.normals = self._oriented(self._checked_normals(normals))
             self._normals = self.normals[_first_of_each(self._unique_of, len(self._unique))]
@@ -166,9 +164,7 @@ class PointCloud(Surface):
         """count of the points at random, without repetition."""
         have = len(self.points)
         if count > have:
-            raise InputError(
-                f"{count} samples were asked of a cloud of {have} points; ask for at most {have}."
-            )
+            raise InputError(f"{count} samples were asked of a cloud of {have} points; ask for at most {have}.")
         # Drawn on the CPU so that a seed means the same points on every device.
         rows = torch.randperm(have, generator=torch.Generator().manual_seed(seed))[:count]
         rows = rows.to(self.points.device)
@@ -369,9 +365,7 @@ def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
     if safe == typical:
         return jets
     around, _ = k_nearest(cloud.points[near[:, 0]], min(16, len(near)))
-    one, other = (
-        cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical)
-    )
+    one, other = (cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical))
     rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
     return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets
 

@@ -228,9 +228,7 @@ def linked_components(points: NDArray, normals: NDArray, spacing: float) -> NDAr
     return connected_components(graph, directed=False)[1].astype(np.int64)
 
 
-def even_subset(
-    points: NDArray, normals: NDArray, label: NDArray, count: int, area: float, seed: int
-) -> NDArray:
+def even_subset(points: NDArray, normals: NDArray, label: NDArray, count: int, area: float, seed: int) -> NDArray:
     """Indices of about count of the dense points (n, 3), evenly spread: a Poisson-disk sample.
 
     No two points of a sheet are within a radius of each other, and all

@@ -101,9 +101,7 @@ def look_at(points: NDArray, view: View, frame: tuple[float, float, float, float
     extent = np.maximum(np.ptp(seen, axis=0), 0.01 * radius if spread else 2.0)
     scale = float(min(width / extent[0], height / extent[1]))
     middle = (seen.min(0) + seen.max(0)) / 2
-    return replace(
-        camera, scale=scale, offset=np.array([left + width / 2, top + height / 2]) - scale * middle
-    )
+    return replace(camera, scale=scale, offset=np.array([left + width / 2, top + height / 2]) - scale * middle)
 
 
 def _elevation(extent: NDArray) -> float:

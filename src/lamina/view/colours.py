@@ -77,9 +77,7 @@ def colourise(
     return scale_of(array, map, low, high).colours(array)
 
 
-def scale_of(
-    values: ArrayLike, map: str = "auto", low: float | None = None, high: float | None = None
-) -> Scale:
+def scale_of(values: ArrayLike, map: str = "auto", low: float | None = None, high: float | None = None) -> Scale:
     """The map and the limits that `colourise` uses for these values."""
     if map not in ("auto", *CONTROLS):
         raise InputError(f"there is no colour map '{map}'; choose auto, {' or '.join(CONTROLS)}.")

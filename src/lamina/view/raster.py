@@ -140,9 +140,7 @@ def barycentric(corners: NDArray, triangle: NDArray, x: NDArray, y: NDArray) -> 
     corners (m, 3, 3): pixel coordinates and nearness. Perspective-correct: what is linear on the surface
     is not linear on the screen, but its product with nearness is.
     """
-    share = [
-        Planes(corners[:, :, :2], np.tile(row, (len(corners), 1))).at(triangle, x, y) for row in np.eye(3)
-    ]
+    share = [Planes(corners[:, :, :2], np.tile(row, (len(corners), 1))).at(triangle, x, y) for row in np.eye(3)]
     weights = [s * corners[triangle, i, 2] for i, s in enumerate(share)]
     total = np.maximum(weights[0] + weights[1] + weights[2], 1e-300)
     return [w / total for w in weights]

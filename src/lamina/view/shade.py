@@ -27,9 +27,7 @@ class Seen:
     height: NDArray  # (k,) towards the viewer
 
 
-def shade(
-    seen: Seen, scale: Scale, camera: Camera, width: int, height: int, factor: int
-) -> NDArray[np.uint8]:
+def shade(seen: Seen, scale: Scale, camera: Camera, width: int, height: int, factor: int) -> NDArray[np.uint8]:
     """The picture (height, width, 3), from pixels `factor` times as fine, for which the camera is."""
     light = np.broadcast_to(linear(BACKGROUND), (height * width * factor**2, 3)).astype(np.float32)
     colour = _LINEAR[scale.colours(seen.value)]
