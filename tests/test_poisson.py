@@ -20,7 +20,7 @@ PROBLEMS = {p.name: p for p in (SPHERE, torus_poisson(), ellipsoid_poisson())}
 
 @cache
 def domain_of(name: str, spacing: float, order: int) -> lamina.Domain:
-    return lamina.Domain(PROBLEMS[name].surface(), spacing, order=order)
+    return lamina.Domain(PROBLEMS[name].surface(), spacing, order=order, scheme="coupled")
 
 
 def nmae(u: lamina.Solution, problem: Problem) -> float:

@@ -10,8 +10,9 @@ True
 
 import warnings as _warnings
 
-# torch announces once a process that CSR tensors are in beta; lamina's users did not ask.
+# torch announces once a process that CSR tensors are in beta and unchecked; lamina's users did not ask.
 _warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+_warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
 
 from lamina.domain import Domain  # noqa: E402  (after the filter, which must be set before torch is used)
 from lamina.errors import InputError, SolveError  # noqa: E402

@@ -70,10 +70,7 @@ class Domain:
             spacing = choose_spacing(self.surface, scheme)
         self.spacing = check_spacing(self.surface, spacing)
         check_memory(self.surface, self.spacing, scheme, dtype)
-        self.warnings: list[str] = list(self.geometry.notes)
         thin = thin_warning(self.surface, self.spacing, scheme)
-        if thin:
-            self.warnings.append(thin)
         built = time.perf_counter()
         # Off the symmetry planes, so that flat faces of a shape do not lie in the planes of the lattice.
         shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
@@ -82,6 +79,8 @@ class Domain:
         with progress("building", show_progress) as update:
             self.scheme = build_scheme(scheme, self.geometry, self.lattice, self.order, update)
             self.readout = self.scheme.readout(self._own_feet())
+        # Only now: a point cloud notes what its fit found.
+        self.warnings: list[str] = [*self.geometry.notes, *([thin] if thin else [])]
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self.mean = ComponentMean(self.component, self.component_count, self.surface.areas)
 

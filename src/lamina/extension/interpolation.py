@@ -36,6 +36,10 @@ class Lines(enum.IntEnum):
     BILINEAR = 2  # on the four lines around it: 88 entries, error O(dx^6)
 
 
+# Entries of a row for each kind.
+WIDTH = {Lines.NONE: 64, Lines.NEAREST: 70, Lines.BILINEAR: 88}
+
+
 def cubic_stencil(band: Band, points: Tensor, component: Tensor, lines: Lines) -> tuple[Tensor, Tensor]:
     """Nodes (n, m) int32 and weights (n, m) of cubic interpolation at points (n, 3), corrected along lines.
 
@@ -45,51 +49,64 @@ def cubic_stencil(band: Band, points: Tensor, component: Tensor, lines: Lines) -
     the order of the 216 of a tensor-product quintic, in a narrower band.
     """
     n, device = len(points), points.device
-    coordinate = (points - band.lattice.origin) / band.spacing
-    cell = torch.floor(coordinate)
-    t = coordinate - cell
-    cell = cell.long()
+    cell, t = _cells(band, points)
     cubic = lagrange_weights(t, 3)  # (n, 3, 4)
-    index = _look_up(band, cell, component, _ROWS.to(device), run=4)  # (n, 16, 4)
-    weights = (cubic[:, 0, :, None] * cubic[:, 1, None, :]).reshape(n, 16, 1) * cubic[:, 2, None, :]
-    weights = weights.reshape(n, 4, 4, 4)
+    index = torch.empty(n, WIDTH[lines], dtype=torch.int32, device=device)
+    weights = torch.empty(n, WIDTH[lines], dtype=points.dtype, device=device)
+    index[:, :64].view(n, 16, 4).copy_(_look_up(band, cell, component, _ROWS.to(device), run=4))
+    box = weights[:, :64].view(n, 4, 4, 4)
+    plane = cubic[:, 0, :, None] * cubic[:, 1, None, :]
+    torch.mul(plane[..., None], cubic[:, 2, None, None, :], out=box)
     if lines is Lines.NONE:
-        return index.reshape(n, 64), weights.reshape(n, 64)
+        return index, weights
     correction = lagrange_weights(t, 5)
     correction[:, :, 1:5] -= cubic
     share = torch.stack([1 - t, t], -1)  # (n, 3, 2): what the two lines beside the point get, an axis
     if lines is Lines.NEAREST:
         share = (share >= 0.5).to(t.dtype)
         share[:, :, 1] = 1 - share[:, :, 0]
-    end_index, end_weights = [], []
+    place = 64
     for axis, (a, b) in enumerate(((1, 2), (0, 2), (0, 1))):
         across = share[:, a, :, None] * share[:, b, None, :]  # (n, 2, 2)
         inner = correction[:, axis, 1:5, None, None] * across[:, None]  # (n, 4, 2, 2), axis first
-        box = [slice(None), slice(1, 3), slice(1, 3), slice(1, 3)]
-        box[1 + axis] = slice(None)
-        weights[tuple(box)] += inner.movedim(1, 1 + axis)
-        ends = torch.stack([correction[:, axis, 0], correction[:, axis, 5]], 1)  # (n, 2)
-        if lines is Lines.NEAREST:
-            offset = (share[:, :, 1] > 0.5).long()
-            for side, reach in enumerate((-2, 3)):
-                offset[:, axis] = reach
-                end_index.append(band.find(cell + offset, component)[:, None])
-                end_weights.append(ends[:, side, None])
-        else:
-            corner = torch.tensor([[i, j] for i in (0, 1) for j in (0, 1)], device=device)
-            for side, reach in enumerate((-2, 3)):
-                offset = torch.full((4, 3), reach, device=device)
-                offset[:, a], offset[:, b] = corner[:, 0], corner[:, 1]
-                end_index.append(band.find(cell[:, None] + offset, component[:, None]))
-                end_weights.append(ends[:, side, None] * across.reshape(n, 4))
-    extra = torch.cat(end_index, 1)
-    _require_inside(extra, band)
-    return (
-        torch.cat([index.reshape(n, 64), extra.to(torch.int32)], 1),
-        torch.cat([weights.reshape(n, 64), *end_weights], 1),
-    )
+        middle = [slice(None), slice(1, 3), slice(1, 3), slice(1, 3)]
+        middle[1 + axis] = slice(None)
+        box[tuple(middle)] += inner.movedim(1, 1 + axis)
+        for end, reach in ((0, -2), (5, 3)):
+            if lines is Lines.NEAREST:
+                offset = (share[:, :, 1] > 0.5).long()[:, None]
+            else:
+                offset = _CORNERS.to(device)[:, _PLACE[axis]][None].clone()
+            offset[..., axis] = reach
+            found = band.find(cell[:, None] + offset, component[:, None])  # (n, 1) or (n, 4)
+            _require_inside(found, band)
+            spot = slice(place, place + found.shape[1])
+            index[:, spot] = found.to(torch.int32)
+            end_weight = correction[:, axis, end, None]
+            weights[:, spot] = end_weight if lines is Lines.NEAREST else end_weight * across.reshape(n, 4)
+            place = spot.stop
+    return index, weights
 
 
+def linear_stencil(band: Band, points: Tensor, component: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes (n, 8) int32 and weights (n, 8) of trilinear interpolation at points (n, 3)."""
+    n = len(points)
+    cell, t = _cells(band, points)
+    index = _look_up(band, cell, component, _CORNERS.to(t.device)[:, [0, 1, 2]], run=2).reshape(n, 8)
+    s = lagrange_weights(t, 1)
+    return index, (s[:, 0, :, None, None] * s[:, 1, None, :, None] * s[:, 2, None, None, :]).reshape(n, 8)
+
+
+def _cells(band: Band, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Cell (n, 3) int64 of each point and its coordinates (n, 3) in the cell, 0 to 1."""
+    coordinate = (points - band.lattice.origin) / band.spacing
+    cell = torch.floor(coordinate)
+    return cell.long(), coordinate - cell
+
+
+# The corners of a square, the third coordinate free; and where that one goes for lines along each axis.
+_CORNERS = torch.tensor([[i, j, 0] for i in (0, 1) for j in (0, 1)])
+_PLACE = ([2, 0, 1], [0, 2, 1], [0, 1, 2])
 # Rows of four nodes in k that make up the 4 x 4 x 4 box of a cell.
 _ROWS = torch.tensor([[i, j, -1] for i in range(-1, 3) for j in range(-1, 3)])
 

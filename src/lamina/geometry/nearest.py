@@ -22,7 +22,7 @@ from lamina.geometry.lattice import Blocks, Lattice
 from lamina.geometry.triangles import Rows, closest_on_triangle, dot, dot_rows, minus, rows, take
 
 FANOUT = 4
-MAX_PAIRS = {"cpu": 2**21, "cuda": 2**25}
+MAX_PAIRS = {"cpu": 2**21, "cuda": 2**23}
 
 
 @dataclass(frozen=True)

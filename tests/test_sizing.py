@@ -1,0 +1,201 @@
+"""A spacing chosen without thinking is a good one; one that cannot work is refused before any work is done."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import lamina
+from lamina import sizing
+from lamina.gallery import sphere_poisson
+from lamina.metrics import errors
+from lamina.surfaces.icosphere import icosphere
+
+SPHERE = lamina.Sphere()
+
+
+def ellipsoid_mesh(*axes, level=5, centre=(0.0, 0.0, 0.0)):
+    V, F = icosphere(level)
+    return V * torch.tensor(axes, dtype=torch.float64) + torch.tensor(centre, dtype=torch.float64), F
+
+
+def number_after(words, text):
+    found = re.search(re.escape(words) + r" ([0-9.e+-]+[0-9])", text)
+    assert found, text
+    return float(found[1])
+
+
+# Default spacing
+
+
+@pytest.mark.parametrize("name", ["sphere", "torus", "ellipsoid", "spike", "starfruit"])
+@pytest.mark.parametrize("scheme", ["coupled", "trace"])
+def test_default_is_fine_enough_to_see_the_shape_and_coarse_enough_to_solve_soon(name, scheme):
+    surface = lamina.load(name)
+    spacing = sizing.choose_spacing(surface, scheme)
+    assert sizing.extent(surface) / 200 <= spacing <= sizing.extent(surface) / 38
+    assert sizing.estimated_nodes(surface, spacing, scheme) <= 1.1 * sizing.MOST_DEFAULT_NODES
+    assert float(f"{spacing:.2g}") == spacing
+
+
+def test_default_solves_the_sphere_well():
+    problem = sphere_poisson()
+    u = lamina.poisson(lamina.Domain(SPHERE), problem.rhs)
+    assert errors(u.values, problem.solution(SPHERE.points), remove_mean=True).nmae < 1e-4
+    assert u.domain.warnings == []
+
+
+@pytest.mark.parametrize("scale", [1e-3, 250.0])
+def test_default_follows_the_units_of_the_file(scale):
+    V, F = ellipsoid_mesh(1.0, 0.5, 0.3, level=4)
+    small, large = (sizing.choose_spacing(lamina.Mesh(s * V, F), "coupled") for s in (1.0, scale))
+    assert large == pytest.approx(scale * small, rel=0.03)
+
+
+def test_thin_shapes_get_finer_grids():
+    thick, thin = (lamina.Mesh(*ellipsoid_mesh(1.0, 1.0, c)) for c in (1.0, 0.2))
+    assert sizing.choose_spacing(thin, "coupled") < 0.8 * sizing.choose_spacing(thick, "coupled")
+
+
+def test_a_cloud_is_not_resolved_more_finely_than_it_was_sampled():
+    samples = SPHERE.sample(300)
+    cloud = lamina.PointCloud(samples.points, samples.normals)
+    assert sizing.choose_spacing(cloud, "coupled") >= 0.9 * math.sqrt(4 * math.pi / 300)
+
+
+@pytest.mark.parametrize("scheme", ["coupled", "trace"])
+@pytest.mark.parametrize("spacing", [0.1, 0.05])
+def test_estimated_nodes_are_about_those_that_come(scheme, spacing):
+    mesh = lamina.Mesh(*icosphere(3))
+    nodes = lamina.Domain(mesh, spacing, scheme=scheme).unknowns
+    assert sizing.estimated_nodes(mesh, spacing, scheme) == pytest.approx(nodes, rel=0.25)
+
+
+@pytest.mark.parametrize("scheme", ["coupled", "trace"])
+def test_nodes_may_be_asked_for_instead_of_a_spacing(scheme):
+    domain = lamina.Domain(lamina.Mesh(*icosphere(3)), nodes=12_000, scheme=scheme)
+    assert domain.unknowns == pytest.approx(12_000, rel=0.25)
+
+
+# Thin parts
+
+
+def plate_beside_ball():
+    """A ball around the origin and a plate 0.1 thick around (3, 0, 0)."""
+    V, F = ellipsoid_mesh(1.0, 1.0, 1.0)
+    W, G = ellipsoid_mesh(1.0, 1.0, 0.05, centre=(3.0, 0.0, 0.0))
+    return lamina.Mesh(torch.cat([V, W]), torch.cat([F, G + len(V)]))
+
+
+def test_warning_says_how_much_is_thin_and_where():
+    text = sizing.thin_warning(plate_beside_ball(), 0.1, "coupled")
+    assert text is not None
+    share = float(text.split("%")[0])
+    assert 30 < share < 45  # the plate has 6.3 of an area of 18.9
+    x, y, z = (float(w) for w in re.search(r"near \((.*?)\)", text)[1].split(", "))
+    assert 2 < x < 4
+    assert math.hypot(x - 3, y) <= 1.01
+    assert abs(z) <= 0.051
+
+
+def test_spacing_that_the_warning_names_gives_no_warning():
+    mesh = lamina.Mesh(*ellipsoid_mesh(1.0, 0.6, 0.3, level=4))
+    text = sizing.thin_warning(mesh, 0.2, "coupled")
+    assert text is not None
+    enough = number_after("spacing", text.split(";")[1])
+    assert enough < 0.2
+    assert sizing.thin_warning(mesh, enough, "coupled") is None
+
+
+def test_thick_shapes_give_no_warning():
+    for surface in (SPHERE, lamina.Torus(), lamina.Mesh(*icosphere(4))):
+        assert sizing.thin_warning(surface, 0.05, "coupled") is None
+
+
+def test_noise_is_not_taken_for_thin_parts():
+    from lamina.cli import sampled
+
+    cloud = sampled(SPHERE, 10_000, 0.01, seed=0)
+    assert sizing.thin_warning(cloud, 0.05, "coupled") is None
+    assert sizing.choose_spacing(cloud, "coupled") == pytest.approx(0.05, rel=0.1)
+
+
+def test_warning_reaches_the_domain_and_the_report():
+    domain = lamina.Domain(lamina.Mesh(*ellipsoid_mesh(1.0, 0.6, 0.3, level=3)), 0.15, scheme="coupled")
+    assert any("thinner than" in w for w in domain.warnings)
+    u = lamina.poisson(domain, lambda x: x[:, 0], raise_on_failure=False)
+    assert any("thinner than" in w for w in u.report()["warnings"])
+
+
+# Refusals
+
+
+def test_a_grid_that_does_not_fit_is_refused_in_bytes_before_anything_is_allocated(monkeypatch):
+    def build(*_):
+        raise AssertionError("work began")
+
+    monkeypatch.setattr(sizing, "_free_memory", lambda device: 1e9)
+    monkeypatch.setattr("lamina.domain.build_scheme", build)
+    with pytest.raises(lamina.InputError, match="bytes are free") as caught:
+        lamina.Domain(SPHERE, 0.001)
+    text = str(caught.value)
+    needed = number_after("which need about", text)
+    assert needed == pytest.approx(4 * math.pi * sizing.DENSITY["coupled"] / 1e-6 * sizing.BYTES["coupled"], rel=0.01)
+    assert "1e+09 bytes are free" in text
+    fitting = number_after("a spacing of at least", text)
+    with pytest.raises(AssertionError, match="work began"):
+        lamina.Domain(SPHERE, fitting)
+
+
+def test_estimate_of_memory_covers_what_the_operators_take():
+    domain = lamina.Domain(SPHERE, 0.06)
+    stored = sum(size for *_, size in domain.scheme.table())
+    assert stored < domain.unknowns * sizing.BYTES["coupled"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spacing": 0.0}, "spacing must be a positive number, got 0.0"),
+        ({"spacing": -0.1}, "spacing must be a positive number, got -0.1"),
+        ({"spacing": math.nan}, "spacing must be a positive number, got nan"),
+        ({"spacing": math.inf}, "spacing must be a positive number, got inf"),
+        ({"spacing": "0.1"}, "spacing must be a positive number, got '0.1'"),
+        ({"spacing": 0.9}, r"spacing 0.9 is too coarse for a shape 2 long.*use at most 0\.25"),
+        ({"nodes": 10}, "nodes must be at least 100, got 10"),
+        ({"spacing": 0.1, "nodes": 1000}, "Give spacing or nodes, not both"),
+        ({"spacing": 0.1, "order": 3}, r"order must be one of \(2, 4\), got 3"),
+        ({"spacing": 0.1, "scheme": "magic"}, "Unknown scheme 'magic'; known: auto, coupled, trace"),
+        ({"spacing": 0.1, "extension": "magic"}, "Unknown extension 'magic'; known: auto, closest-point, jet"),
+        ({"spacing": 0.1, "dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
+        ({"spacing": 0.1, "scheme": "trace", "order": 4}, 'scheme="trace" is of order 2'),
+    ],
+)
+def test_bad_domains_are_named(options, message):
+    with pytest.raises(lamina.InputError, match=message):
+        lamina.Domain(SPHERE, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_named():
+    with pytest.raises(lamina.InputError, match='device "cuda" was asked for but torch sees no CUDA device'):
+        lamina.Domain(SPHERE, 0.1, device="cuda")
+
+
+def test_something_that_is_not_a_surface_is_named():
+    with pytest.raises(lamina.InputError, match="needs a lamina surface, got ndarray"):
+        lamina.Domain(np.zeros((3, 3)), 0.1)  # pyright: ignore[reportArgumentType]
+
+
+def test_printing_a_domain_shows_its_levels():
+    domain = lamina.Domain(SPHERE, 0.1, order=2)
+    text = repr(domain)
+    rows = domain.scheme.table()
+    assert len(rows) >= 3
+    for i, (spacing, unknowns, entries, _) in enumerate(rows):
+        assert spacing == pytest.approx(0.1 * 2**i)
+        assert any(line.split()[:4] == [str(i), f"{spacing:.4g}", str(unknowns), str(entries)] for line in text.splitlines())
+    assert "sphere" in text
+    assert "coupled scheme, order 2, extension closest-point, spacing 0.1" in text
