@@ -29,9 +29,7 @@ PACKAGES = ("torch", "numpy", "scipy", "pyamg", "cholespy", "scikit-sparse")
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """A command line with the one option that all of them have."""
-    made = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--out", type=Path, default=RESULTS, help="folder of the results file")
     return made
 
@@ -218,9 +216,7 @@ def _resident(field: str) -> float:
         pass
     import resource
 
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
 
 
 def _cpu_model() -> str:

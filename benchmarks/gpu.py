@@ -60,9 +60,7 @@ def geodesic_sphere(vertices: int) -> tuple[np.ndarray, np.ndarray]:
     points = points.reshape(-1, 3)
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     # Neighbouring triangles made the vertices on their common edge twice, up to rounding.
-    _, kept, same = np.unique(
-        np.round(points * 1e9).astype(np.int64), axis=0, return_index=True, return_inverse=True
-    )
+    _, kept, same = np.unique(np.round(points * 1e9).astype(np.int64), axis=0, return_index=True, return_inverse=True)
     return points[kept], same.reshape(-1)[cut]
 
 
@@ -180,9 +178,7 @@ def profile(
         synchronize(device)
     for part, found in (("domain", building), ("solve", solving)):
         averages = found.key_averages()
-        for key in (
-            ("self_cuda_time_total", "self_cpu_time_total") if device == "cuda" else ("self_cpu_time_total",)
-        ):
+        for key in ("self_cuda_time_total", "self_cpu_time_total") if device == "cuda" else ("self_cpu_time_total",):
             print(f"\n{name}, {part}, by {key}")
             print(averages.table(sort_by=key, row_limit=rows, max_name_column_width=60))
 
@@ -214,9 +210,7 @@ def main() -> None:
     options.add_argument("--mesh-scheme", default="auto")
     options.add_argument("--repeats", type=int, default=10)
     options.add_argument("--cases", nargs="+", choices=list(BARS), default=list(BARS))
-    options.add_argument(
-        "--profile", action="store_true", help="print the operations that take the time, and no more"
-    )
+    options.add_argument("--profile", action="store_true", help="print the operations that take the time, and no more")
     options.add_argument("--rows", type=int, default=20, help="operations to print with --profile")
     arguments = options.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -241,9 +235,7 @@ def main() -> None:
     for name in arguments.cases:
         make, f, exact, nodes, settings = cases[name]
         if arguments.profile:
-            profile(
-                name, make, f, spacing_for(make, nodes, device, settings), device, arguments.rows, settings
-            )
+            profile(name, make, f, spacing_for(make, nodes, device, settings), device, arguments.rows, settings)
             continue
         try:
             rows.append(measure(name, make, f, exact, nodes, device, arguments.repeats, settings))

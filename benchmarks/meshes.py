@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ import time
 import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +120,7 @@ def make_reference(path: Path) -> Row:
     start = time.perf_counter()
     vertices, faces = cut_at_points(V, F)
     try:
-        found = reference_poisson(
-            vertices, faces, right_hand_side, tolerance=TOLERANCE, max_vertices=MAX_VERTICES
-        )
+        found = reference_poisson(vertices, faces, right_hand_side, tolerance=TOLERANCE, max_vertices=MAX_VERTICES)
     except SolveError:  # multigrid gave up on thin triangles
         found = reference_poisson(
             vertices,
@@ -197,9 +197,7 @@ def solve(surface: Any, scheme: str, spacing: float, reference: Row | None) -> R
     exact = np.load(CACHE / reference["file"])
     known = np.isfinite(exact)
     try:
-        error = errors(
-            values[known], exact[known], remove_mean=True, component=domain.component.numpy()[known]
-        )
+        error = errors(values[known], exact[known], remove_mean=True, component=domain.component.numpy()[known])
     except lamina.InputError as problem:
         return {**row, "no_error": str(problem)}
     row |= error.as_dict()
@@ -237,14 +235,29 @@ def work(path: Path, cases: list[tuple[str, float]], reference: Row | None) -> N
 # In the parent
 
 
-def run_child(arguments: list[str], limit: float, threads: int) -> tuple[list[Row], str | None]:
-    """The lines that a child printed, and why it ended early: "hung ...", "crashed ..." or None.
+@dataclass(frozen=True)
+class Limits:
+    """What a child may take: seconds without an answer, bytes, threads."""
 
-    It is given up when it prints nothing for `limit` seconds.
-    """
+    seconds: float
+    memory: int
+    threads: int
+
+
+def run_child(arguments: list[str], limits: Limits) -> tuple[list[Row], str | None]:
+    """The lines that a child printed, and why it ended early: "hung ...", "crashed ..." or None."""
+
+    def hold() -> None:
+        # Without this a solve that takes all memory would take other people's processes down with it.
+        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory, limits.memory))
+
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
-            [sys.executable, __file__, *arguments], env=environment(threads), stdout=out, stderr=complaints
+            [sys.executable, __file__, *arguments],
+            env=environment(limits.threads),
+            preexec_fn=hold,
+            stdout=out,
+            stderr=complaints,
         )
         size, since = 0, time.monotonic()
         try:
@@ -253,10 +266,10 @@ def run_child(arguments: list[str], limit: float, threads: int) -> tuple[list[Ro
                 now = os.fstat(out.fileno()).st_size
                 if now != size:
                     size, since = now, time.monotonic()
-                if time.monotonic() - since > limit:
+                if time.monotonic() - since > limits.seconds:
                     process.kill()
                     process.wait()
-                    return _lines(out), f"hung: no answer within {limit:g} s."
+                    return _lines(out), f"hung: no answer within {limits.seconds:g} s."
         finally:
             if process.poll() is None:  # interrupted
                 process.kill()
@@ -275,8 +288,8 @@ def _lines(file: Any) -> list[Row]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def measure_file(path: Path, cases: list[tuple[str, float]], limit: float, threads: int) -> list[Row]:
-    found, problem = run_child(["--reference", str(path)], 4 * limit, threads)
+def measure_file(path: Path, cases: list[tuple[str, float]], limits: Limits) -> list[Row]:
+    found, problem = run_child(["--reference", str(path)], replace(limits, seconds=4 * limits.seconds))
     reference = found[0] if found and "change" in found[0] else None
     if reference is None:
         reason = found[0]["sentence"] if found else problem
@@ -286,7 +299,7 @@ def measure_file(path: Path, cases: list[tuple[str, float]], limit: float, threa
     while len(rows) < len(cases):
         left = cases[len(rows) :]
         job = ["--worker", json.dumps({"path": str(path), "cases": left, "reference": reference})]
-        done, problem = run_child(job, limit, threads)
+        done, problem = run_child(job, limits)
         rows += done[: len(left)]
         if len(done) < len(left):
             status, _, sentence = (problem or "crashed: it printed too few results.").partition(": ")
@@ -353,9 +366,7 @@ def against_bars(rows: list[Row]) -> list[Row]:
         if bar is not None:
             nrmse = row.get("nrmse")
             met = nrmse is not None and nrmse <= bar
-            checks.append(
-                {"file": row["file"], "spacing": row["spacing"], "nrmse": nrmse, "bar": bar, "met": met}
-            )
+            checks.append({"file": row["file"], "spacing": row["spacing"], "nrmse": nrmse, "bar": bar, "met": met})
     return checks
 
 
@@ -365,9 +376,7 @@ def files(folders: list[str], only: list[str] | None) -> list[Path]:
     if only:
         found = [p for p in found if p.stem in only]
     if not found:
-        raise SystemExit(
-            f"no meshes under {data} in {', '.join(folders)}; set LAMINA_DATA to the data folder."
-        )
+        raise SystemExit(f"no meshes under {data} in {', '.join(folders)}; set LAMINA_DATA to the data folder.")
     return found
 
 
@@ -381,6 +390,7 @@ def main() -> None:
         "--limit", type=float, default=100, help="seconds for one solve; four times that for a reference"
     )
     options.add_argument("--jobs", type=int, default=os.cpu_count(), help="files at a time")
+    options.add_argument("--memory", type=float, help="GB for each job; 70%% of the machine's in all unless given")
     options.add_argument("--threads", type=int, default=1, help="of each job")
     options.add_argument("--worker", help="(internal) solves of one file")
     options.add_argument("--reference", type=Path, help="(internal) reference of one file")
@@ -393,12 +403,13 @@ def main() -> None:
         work(Path(job["path"]), [tuple(case) for case in job["cases"]], job["reference"])
         return
     cases = [(arguments.scheme, spacing) for spacing in arguments.spacing]
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = int(arguments.memory * 1e9 if arguments.memory else 0.7 * physical / arguments.jobs)
+    limits = Limits(arguments.limit, memory, arguments.threads)
     rows: list[Row] = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         paths = files(arguments.folders, arguments.only)
-        for done in pool.map(
-            lambda path: measure_file(path, cases, arguments.limit, arguments.threads), paths
-        ):
+        for done in pool.map(lambda path: measure_file(path, cases, limits), paths):
             rows += done
             print("\n".join(_short(row) for row in done), flush=True)
     checks = against_bars(rows)
@@ -411,7 +422,9 @@ def main() -> None:
     result = {
         "scheme": arguments.scheme,
         "reference_tolerance": TOLERANCE,
-        "threads_each": arguments.threads,
+        "threads_each": limits.threads,
+        "memory_each": limits.memory,
+        "seconds_each": limits.seconds,
         "counts": dict(counts),
         "bars": checks,
         "rows": rows,

@@ -33,9 +33,7 @@ def spacing_for(order: int, nodes: int) -> float:
 
     spacing = 0.1
     for _ in range(2):  # once from a coarse grid, once from one that is nearer to the answer
-        spacing *= math.sqrt(
-            lamina.Domain(lamina.Sphere(), spacing, order=order, scheme="coupled").unknowns / nodes
-        )
+        spacing *= math.sqrt(lamina.Domain(lamina.Sphere(), spacing, order=order, scheme="coupled").unknowns / nodes)
         spacing = max(spacing, 0.04)
     known = lamina.Domain(lamina.Sphere(), spacing, order=order, scheme="coupled").unknowns * spacing**2
     return math.sqrt(known / nodes)
@@ -113,9 +111,7 @@ def summary(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
                 "exponent_without_sizing": per_node,
                 "exponent_met": None if total is None else max(total, per_node) <= MOST_EXPONENT,
                 "bytes_per_node_largest": mine[-1]["bytes_per_node"] if mine else None,
-                "memory_met": None
-                if device == "cpu" or not mine
-                else mine[-1]["bytes_per_node"] <= MOST_BYTES,
+                "memory_met": None if device == "cpu" or not mine else mine[-1]["bytes_per_node"] <= MOST_BYTES,
             }
         )
     return {
@@ -150,9 +146,7 @@ def main() -> None:
     options.add_argument("--max-nodes", type=int, default=SIZES[-1])
     options.add_argument("--orders", type=int, nargs="+", default=[2, 4])
     options.add_argument("--threads", type=int, help="processors and threads on the CPU; all unless given")
-    options.add_argument(
-        "--repeats", type=int, default=3, help="up to 400k nodes; 2 up to 1M, 1 beyond (CPU)"
-    )
+    options.add_argument("--repeats", type=int, default=3, help="up to 400k nodes; 2 up to 1M, 1 beyond (CPU)")
     options.add_argument("--worker", nargs=2, metavar=("ORDER", "SPACING"), help="(internal) one size")
     arguments = options.parse_args()
     if arguments.worker:
@@ -163,11 +157,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for nodes in (n for n in SIZES if n <= arguments.max_nodes):
         few = 1 if nodes > 1_000_000 else 2
-        repeats = (
-            arguments.repeats
-            if arguments.device == "cuda" or nodes < 400_000
-            else min(few, arguments.repeats)
-        )
+        repeats = arguments.repeats if arguments.device == "cuda" or nodes < 400_000 else min(few, arguments.repeats)
         for order in arguments.orders:
             rows.append(_guarded(order, nodes, arguments.device, repeats, arguments.threads))
             print(line(rows[-1]), flush=True)

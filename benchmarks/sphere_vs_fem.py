@@ -32,9 +32,7 @@ NORMS = ("nmae", "nmaxe", "nrmse")
 BAR = 1.0
 # Spacings to look through, from coarse to fine; a spacing is good when those after it are good too.
 COARSEST, STEP, IN_A_ROW = 0.15, 0.0025, 4
-CHOLESKY = [
-    solver for solver, package in (("cholmod", "sksparse"), ("cholespy", "cholespy")) if find_spec(package)
-]
+CHOLESKY = [solver for solver, package in (("cholmod", "sksparse"), ("cholespy", "cholespy")) if find_spec(package)]
 
 
 def fem_errors(level: int) -> dict[str, dict[str, float]]:
@@ -71,9 +69,7 @@ def coarsest_spacing(order: int, target: dict[str, float]) -> float:
     return good[0]
 
 
-def run_lamina(
-    order: int, spacing: float, tolerance: float | None = None
-) -> tuple[dict[str, float], dict[str, float]]:
+def run_lamina(order: int, spacing: float, tolerance: float | None = None) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of each stage, and the errors with the number of nodes and cycles."""
     import lamina
     from lamina.gallery import sphere_poisson
@@ -181,17 +177,14 @@ def table(result: dict[str, Any]) -> str:
     norms = "".join(f"{norm:>11}" for norm in NORMS)
     for part in result["by_cores"]:
         lines += [
-            f"\n{part['cores']} core(s), {part['vertices']:,} vertices, seconds, "
-            f"best of {result['runs_each']} runs",
+            f"\n{part['cores']} core(s), {part['vertices']:,} vertices, seconds, best of {result['runs_each']} runs",
             f"  {'FEM':28}{'assembly':>10}{'setup':>10}{'solve':>10}{'total':>10}{norms}",
         ]
         for row in part["fem"]:
             stages = "".join(f"{row[k]:10.3f}" for k in ("assembly", "setup", "solve", "total"))
             error = "".join(f"{result['fem_errors'][row['mass']][k]:11.2e}" for k in NORMS)
             lines.append(f"  {row['solver'] + ', ' + row['mass']:28}{stages}{error}")
-        lines.append(
-            f"  {'lamina':28}{'sizing':>10}{'operators':>10}{'solve':>10}{'total':>10}{norms}   ratio"
-        )
+        lines.append(f"  {'lamina':28}{'sizing':>10}{'operators':>10}{'solve':>10}{'total':>10}{norms}   ratio")
         for row in part["lamina"]:
             stages = "".join(f"{row[k]:10.3f}" for k in ("sizing", "operators", "solve", "total"))
             error = "".join(f"{row[k]:11.2e}" for k in NORMS)
@@ -201,9 +194,7 @@ def table(result: dict[str, Any]) -> str:
                 f"  {label:28}{stages}{error}   {row['ratio']:.2f} of {row['opponent']}"
                 f"{'' if row['error_held'] else ' (error too large)'}"
             )
-        lines.append(
-            f"  ratio {part['ratio']:.2f}, bar {result['bar']:g}: {'met' if part['met'] else 'NOT met'}"
-        )
+        lines.append(f"  ratio {part['ratio']:.2f}, bar {result['bar']:g}: {'met' if part['met'] else 'NOT met'}")
     return "\n".join(lines)
 
 

@@ -128,7 +128,9 @@ def test_galerkin_conserves_the_integral_to_the_accuracy_of_the_solver(mesh_doma
 
 
 def test_constants_stay_and_everything_else_tends_to_the_mean(domain):
-    torch.testing.assert_close(lamina.heat(domain, 2.5, 1.0).values, torch.full_like(domain.points[:, 0], 2.5))
+    torch.testing.assert_close(
+        lamina.heat(domain, 2.5, 1.0).values, torch.full_like(domain.points[:, 0], 2.5)
+    )
     late = lamina.heat(domain, lambda x: 3 + x[:, 0] * x[:, 2], 5.0, accuracy=1e-4).values
     assert float((late - 3).abs().max()) < 1e-3
 

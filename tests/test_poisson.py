@@ -65,7 +65,9 @@ def test_order_four_on_the_torus_once_its_tube_is_resolved():
 
 def test_solution_between_the_samples_is_as_accurate_as_at_them():
     u = lamina.poisson(domain_of("sphere", 0.075, 4), SPHERE.rhs)
-    x = torch.nn.functional.normalize(torch.randn(500, 3, generator=torch.Generator().manual_seed(0)).double())
+    x = torch.nn.functional.normalize(
+        torch.randn(500, 3, generator=torch.Generator().manual_seed(0)).double()
+    )
     assert errors(u(x), SPHERE.solution(x), remove_mean=True).nmae <= 1e-5
 
 
@@ -203,7 +205,13 @@ def test_bad_right_hand_sides_are_named(f, message):
 
 @pytest.mark.parametrize(
     "options",
-    [{"screening": -1.0}, {"screening": math.nan}, {"tolerance": 0.0}, {"tolerance": 2.0}, {"tolerance": math.nan}],
+    [
+        {"screening": -1.0},
+        {"screening": math.nan},
+        {"tolerance": 0.0},
+        {"tolerance": 2.0},
+        {"tolerance": math.nan},
+    ],
 )
 def test_bad_options_are_named(options):
     (name,) = options

@@ -142,7 +142,9 @@ def test_a_grid_that_does_not_fit_is_refused_in_bytes_before_anything_is_allocat
         lamina.Domain(SPHERE, 0.001)
     text = str(caught.value)
     needed = number_after("which need about", text)
-    assert needed == pytest.approx(4 * math.pi * sizing.DENSITY["coupled"] / 1e-6 * sizing.BYTES["coupled"], rel=0.01)
+    assert needed == pytest.approx(
+        4 * math.pi * sizing.DENSITY["coupled"] / 1e-6 * sizing.BYTES["coupled"], rel=0.01
+    )
     assert "1e+09 bytes are free" in text
     fitting = number_after("a spacing of at least", text)
     with pytest.raises(AssertionError, match="work began"):
@@ -168,7 +170,10 @@ def test_estimate_of_memory_covers_what_the_operators_take():
         ({"spacing": 0.1, "nodes": 1000}, "Give spacing or nodes, not both"),
         ({"spacing": 0.1, "order": 3}, r"order must be one of \(2, 4\), got 3"),
         ({"spacing": 0.1, "scheme": "magic"}, "Unknown scheme 'magic'; known: auto, coupled, trace"),
-        ({"spacing": 0.1, "extension": "magic"}, "Unknown extension 'magic'; known: auto, closest-point, jet"),
+        (
+            {"spacing": 0.1, "extension": "magic"},
+            "Unknown extension 'magic'; known: auto, closest-point, jet",
+        ),
         ({"spacing": 0.1, "dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
         ({"spacing": 0.1, "scheme": "trace", "order": 4}, 'scheme="trace" is of order 2'),
     ],
@@ -196,6 +201,9 @@ def test_printing_a_domain_shows_its_levels():
     assert len(rows) >= 3
     for i, (spacing, unknowns, entries, _) in enumerate(rows):
         assert spacing == pytest.approx(0.1 * 2**i)
-        assert any(line.split()[:4] == [str(i), f"{spacing:.4g}", str(unknowns), str(entries)] for line in text.splitlines())
+        assert any(
+            line.split()[:4] == [str(i), f"{spacing:.4g}", str(unknowns), str(entries)]
+            for line in text.splitlines()
+        )
     assert "sphere" in text
     assert "coupled scheme, order 2, extension closest-point, spacing 0.1" in text

@@ -13,8 +13,8 @@ NOISE = 4.0
 ITERATIONS = 12
 
 
-def medial_radii(points: NDArray, normals: NDArray, largest: float) -> NDArray:
-    """Radius (n,) of the smaller of the two balls that touch each sample and an opposite sheet.
+def medial_radii(points: NDArray, normals: NDArray, asked: NDArray, largest: float) -> NDArray:
+    """Radius (a,) of the smaller of the two balls that touch a sample and an opposite sheet, for samples `asked`.
 
     The shrinking ball algorithm (Ma, Bae and Choi 2012): a ball tangent at p that holds another sample q is
     shrunk until it passes through q, r = |p - q|^2 / (2 n.(p - q)), until none is inside. Radii are capped
@@ -22,18 +22,18 @@ def medial_radii(points: NDArray, normals: NDArray, largest: float) -> NDArray:
     means within NOISE sample spacings, unless the normals there are opposite: noise is not thickness.
     """
     tree = KDTree(points)
-    nearby = (NOISE * np.median(tree.query(points, k=2, workers=-1)[0][:, 1])) ** 2
-    best = np.full(len(points), largest)
+    nearby = (NOISE * np.median(tree.query(points[asked], k=2)[0][:, 1])) ** 2
+    best = np.full(len(asked), largest)
     for side in (1.0, -1.0):
-        inward = -side * normals
-        radius = np.full(len(points), largest)
-        active = np.arange(len(points))
+        inward = -side * normals[asked]
+        radius = np.full(len(asked), largest)
+        active = np.arange(len(asked))
         for _ in range(ITERATIONS):
             if not len(active):
                 break
-            p, n, r = points[active], inward[active], radius[active]
+            p, n, r = points[asked[active]], inward[active], radius[active]
             centre = p + r[:, None] * n
-            distance, q = tree.query(centre, workers=-1)
+            distance, q = tree.query(centre)
             offset = points[q] - p
             length = np.einsum("ij,ij->i", offset, offset)
             along = np.einsum("ij,ij->i", offset, n)
@@ -43,7 +43,7 @@ def medial_radii(points: NDArray, normals: NDArray, largest: float) -> NDArray:
             cosine = np.einsum("ij,ij->i", a, b) / np.maximum(
                 np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-300
             )
-            facing = np.einsum("ij,ij->i", normals[active], normals[q]) < -0.5
+            facing = np.einsum("ij,ij->i", normals[asked[active]], normals[q]) < -0.5
             opposite = inside & (cosine < np.cos(OPPOSITE)) & ((length > nearby) | facing)
             radius[active[opposite]] = new[opposite]
             active = active[opposite]

@@ -25,13 +25,11 @@ def _lowest_member(count: int, a: Tensor, b: Tensor) -> Tensor:
     """Lowest vertex of each vertex's component, by hooking roots and jumping pointers."""
     label = torch.arange(count, device=a.device)
     while True:
-        new = label
-        for _ in range(4):  # several rounds between two looks at the result, which make the device wait
-            la, lb = new[a], new[b]
+        for _ in range(3):  # several rounds between two looks at the result, which make the device wait
+            la, lb = label[a], label[b]
             low = torch.minimum(la, lb)
-            new = new.scatter_reduce(0, torch.cat([la, lb, a, b]), low.repeat(4), "amin")
-            new = new[new]
-            new = new[new]
-        if torch.equal(new, label):
+            label = label.scatter_reduce(0, torch.cat([la, lb, a, b]), low.repeat(4), "amin")
+            label = label[label]
+            label = label[label]
+        if bool(((label[a] == label[b]).all()) & (label[label] == label).all()):
             return label
-        label = new

@@ -60,11 +60,12 @@ def _arnoldi_cycle(apply, precondition, residual, x, target, length, done, scale
     for k in range(length):
         directions.append(precondition(basis[k]))
         w = apply(directions[k])
-        # Classical Gram-Schmidt, twice: as stable as modified, and one reduction instead of k.
-        stacked = torch.stack(basis)
+        # Classical Gram-Schmidt, twice: as stable as modified, and the device waits once, not k times.
         for _ in range(2):
-            h = stacked @ w
-            w = w - h @ stacked
+            h = torch.stack([torch.dot(v, w) for v in basis])
+            w = w.clone()
+            for v, c in zip(basis, h, strict=True):
+                w.addcmul_(v, c, value=-1)
             hessenberg[: k + 1, k] += h.double().cpu()
         norm = float(w.norm())
         hessenberg[k + 1, k] = norm
@@ -78,8 +79,10 @@ def _arnoldi_cycle(apply, precondition, residual, x, target, length, done, scale
         if remaining <= 0.9 * target or norm <= 1e-14 * beta or remaining != remaining:
             break
         basis.append(w / norm)
-    step = torch.stack(directions).T @ y.to(residual)
-    return x + step, len(directions)
+    x = x.clone()
+    for direction, c in zip(directions, y.tolist(), strict=True):
+        x.add_(direction, alpha=c)
+    return x, len(directions)
 
 
 def conjugate_gradients(

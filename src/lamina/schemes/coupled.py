@@ -219,22 +219,17 @@ def build_levels(surface: Surface, lattice: Lattice, order: int, update: Update)
                 E=interpolation_matrix(band, feet.points, feet.component, lines),
                 L=laplacian_matrix(band, STENCIL),
                 mean=ComponentMean(band.component, surface.component_count),
-                to_coarse=None if coarse is None else _restriction(band, coarse),
-                from_coarse=None if coarse is None else _prolongation(coarse, band),
+                to_coarse=None if coarse is None else _transfer(band, coarse),
+                from_coarse=None if coarse is None else _transfer(coarse, band),
             )
         )
     return levels
 
 
-def _restriction(fine: Band, coarse: Band) -> Tensor:
-    """Interpolation of a fine field at the coarse nodes' closest points."""
-    return interpolation_matrix(fine, coarse.feet.points, coarse.feet.component, Lines.NONE)
+def _transfer(source: Band, target: Band) -> Tensor:
+    """Trilinear interpolation of a field on one band at the closest points of another's nodes.
 
-
-def _prolongation(coarse: Band, fine: Band) -> Tensor:
-    """Trilinear interpolation of a coarse field at the fine nodes' closest points.
-
-    Cubic would save a cycle in six and double the memory of the whole hierarchy.
+    Cubic transfers would save a cycle or two in eight and double the memory of the whole hierarchy.
     """
-    index, weights = linear_stencil(coarse, fine.feet.points, fine.feet.component)
-    return rows_to_csr(index, weights, len(coarse))
+    index, weights = linear_stencil(source, target.feet.points, target.feet.component)
+    return rows_to_csr(index, weights, len(source))

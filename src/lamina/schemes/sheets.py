@@ -8,6 +8,7 @@ through one cell without touching stay independent, however close they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,7 +31,10 @@ class Elements:
     component: Tensor  # (e,) int64, connected through the glue
 
     @classmethod
-    def build(cls, cell: Tensor, glue: tuple[Tensor, Tensor, Tensor]) -> Elements:
+    def build(
+        cls, cell: Tensor, glue: tuple[Tensor, Tensor, Tensor], component: Tensor | None = None
+    ) -> Elements:
+        """component: where it is known already, from a finer lattice."""
         a, b, axis = glue
         octants = OCTANTS.to(cell.device)
         left, right = [], []
@@ -41,9 +45,9 @@ class Elements:
             left.append((a[here, None] * 8 + near).reshape(-1))
             right.append((b[here, None] * 8 + far).reshape(-1))
         unknown = components(8 * len(cell), torch.cat(left), torch.cat(right)).reshape(-1, 8)
-        return cls(cell, glue, unknown, components(len(cell), a, b))
+        return cls(cell, glue, unknown, components(len(cell), a, b) if component is None else component)
 
-    @property
+    @cached_property
     def unknowns(self) -> int:
         return int(self.unknown.max()) + 1
 
@@ -64,9 +68,11 @@ class Elements:
         count = int(parent.max()) + 1
         coarse_cell = torch.empty(count, 3, dtype=torch.int64, device=cell.device)
         coarse_cell[parent] = cell
+        component = torch.empty(count, dtype=torch.int64, device=cell.device)
+        component[parent] = self.component
         across = ~inside
         glue = distinct_glue(parent[a[across]], parent[b[across]], axis[across], count)
-        return Elements.build(coarse_cell, glue), parent
+        return Elements.build(coarse_cell, glue, component), parent
 
 
 def distinct_glue(a: Tensor, b: Tensor, axis: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

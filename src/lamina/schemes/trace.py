@@ -57,6 +57,7 @@ class TraceLevel:
     component: Tensor  # (n,) int64
     coarse_unknown: Tensor | None = None  # (n, 8) int64
     coarse_weight: Tensor | None = None  # (n, 8)
+    coarse_count: int = 0
 
     @property
     def unknowns(self) -> int:
@@ -99,10 +100,9 @@ class ShiftedLevel:
         """Chebyshev steps for the upper part of the spectrum of D^-1 (K + c M), by the power method."""
         generator = torch.Generator().manual_seed(0)
         v = torch.rand(self.level.unknowns, generator=generator, dtype=torch.float64).to(self.matrix)
-        largest = 1.0
         for _ in range(12):
             v = self.inverse_diagonal * (self.matrix @ (v / v.norm()))
-            largest = float(v.norm())
+        largest = float(v.norm())
         return chebyshev_steps(1.1 * largest / SMOOTHER_RATIO, 1.1 * largest, SMOOTHER_DEGREE)
 
     @cached_property
@@ -137,7 +137,7 @@ class ShiftedLevel:
 
     def restrict(self, residual: Tensor) -> Tensor:
         unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
-        out = residual.new_zeros(int(unknown.max()) + 1)
+        out = residual.new_zeros(self.level.coarse_count)
         return out.index_add_(0, unknown.reshape(-1), (weight * residual[:, None]).reshape(-1))
 
     def prolong(self, correction: Tensor) -> Tensor:
@@ -164,6 +164,7 @@ class Trace:
         update(0.4, "assembling")
         self.quadrature = self.cut.quadrature
         self.levels = build_levels(self.cut, lattice.spacing)
+        self.component_count = int(self.levels[0].component.max()) + 1
         self.area = self._component_sums(self.apply_mass(torch.ones_like(self.levels[0].stiffness[: self.unknowns])))
         self._shifted: dict[float, list[ShiftedLevel]] = {}
 
@@ -240,7 +241,7 @@ class Trace:
         if shift not in self._shifted:
             if len(self._shifted) >= 4:
                 self._shifted.pop(next(iter(self._shifted)))
-            count = len(self.area)
+            count = self.component_count
             self._shifted[shift] = [
                 ShiftedLevel(level, shift, ComponentMean(level.component, count)) for level in self.levels
             ]
@@ -277,8 +278,7 @@ class Trace:
         return rows
 
     def _component_sums(self, v: Tensor) -> Tensor:
-        label = self.levels[0].component
-        return v.new_zeros(int(label.max()) + 1).index_add_(0, label, v)
+        return v.new_zeros(self.component_count).index_add_(0, self.levels[0].component, v)
 
 
 def cut_surface(surface: Surface, lattice: Lattice) -> CutSurface:
@@ -359,7 +359,11 @@ def build_levels(cut: CutSurface, spacing: float) -> list[TraceLevel]:
             coarse_unknown = coarse.unknown[parent[owner // 8]]
             coarse_weight = T[octant[owner // 8], owner % 8]
             K, M = (_coarse_matrices(E, T[octant], parent, len(coarse.cell)) for E in (K, M))
-        levels.append(TraceLevel(spacing, elements, crow, column, k, m, component, coarse_unknown, coarse_weight))
+        levels.append(
+            TraceLevel(
+                spacing, elements, crow, column, k, m, component, coarse_unknown, coarse_weight, coarse.unknowns
+            )
+        )
         if last:
             return levels
         elements, spacing = coarse, 2 * spacing
