@@ -6,9 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import KDTree
 
-# Two feet of a ball seen from its centre under a smaller angle belong to one sheet (noise, a crease);
-# under a larger one they are opposite sides of a thin part or a gap.
-OPPOSITE = np.deg2rad(120.0)
+# Seen from the centre of a ball, two samples that it touches lie on opposite sides of a thin part or a gap
+# when they are this far apart (more than across a right-angled crease) ...
+OPPOSITE = np.cos(np.deg2rad(100.0))
+# ... and on one sheet when they are closer than this: then the ball is fitting noise, and is left.
+SAME = np.cos(np.deg2rad(60.0))
 NOISE = 4.0
 ITERATIONS = 12
 
@@ -26,7 +28,7 @@ def medial_radii(points: NDArray, normals: NDArray, asked: NDArray, largest: flo
     best = np.full(len(asked), largest)
     for side in (1.0, -1.0):
         inward = -side * normals[asked]
-        radius = np.full(len(asked), largest)
+        radius, found = np.full(len(asked), largest), np.full(len(asked), largest)
         active = np.arange(len(asked))
         for _ in range(ITERATIONS):
             if not len(active):
@@ -44,8 +46,10 @@ def medial_radii(points: NDArray, normals: NDArray, asked: NDArray, largest: flo
                 np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-300
             )
             facing = np.einsum("ij,ij->i", normals[asked[active]], normals[q]) < -0.5
-            opposite = inside & (cosine < np.cos(OPPOSITE)) & ((length > nearby) | facing)
-            radius[active[opposite]] = new[opposite]
-            active = active[opposite]
-        best = np.minimum(best, radius)
+            further = inside & (cosine < SAME) & ((length > nearby) | facing)
+            opposite = further & (cosine < OPPOSITE)
+            found[active[opposite]] = new[opposite]
+            radius[active] = new
+            active = active[further]
+        best = np.minimum(best, found)
     return best
