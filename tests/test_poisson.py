@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 import lamina
+from lamina.baselines.fem import reference_poisson
 from lamina.gallery import Problem, ellipsoid_poisson, sphere_poisson, torus_poisson
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
@@ -129,6 +130,17 @@ def test_other_smooth_surfaces_solve_their_own_equation(name):
 
     assert integral(v, f) == pytest.approx(integral(u, g), rel=0.02)
     assert integral(u, f) < 0
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "bound"), [("spot", 2e-3), ("fandisk", 1.2e-2)])
+def test_real_meshes_agree_with_finite_elements_on_the_refined_mesh(data, name, bound):
+    surface = lamina.load(data / "meshes" / f"{name}.ply")
+    centre, half = surface.bounds.mean(0), float((surface.bounds[1] - surface.bounds[0]).max()) / 2
+    mesh = lamina.Mesh((surface.points - centre) / half, surface.faces)
+    reference = reference_poisson(mesh.points, mesh.faces, wave, max_vertices=200_000)
+    u = lamina.poisson(lamina.Domain(mesh, 0.02), wave)
+    assert errors(u.values, reference.values, remove_mean=True).nrmse <= bound
 
 
 # Components

@@ -65,17 +65,16 @@ def test_a_cloud_is_not_resolved_more_finely_than_it_was_sampled():
     assert sizing.choose_spacing(cloud, "coupled") >= 0.9 * math.sqrt(4 * math.pi / 300)
 
 
-@pytest.mark.parametrize("scheme", ["coupled", "trace"])
+@pytest.mark.parametrize(("scheme", "surface"), [("coupled", SPHERE), ("trace", lamina.Mesh(*icosphere(3)))])
 @pytest.mark.parametrize("spacing", [0.1, 0.05])
-def test_estimated_nodes_are_about_those_that_come(scheme, spacing):
-    mesh = lamina.Mesh(*icosphere(3))
-    nodes = lamina.Domain(mesh, spacing, scheme=scheme).unknowns
-    assert sizing.estimated_nodes(mesh, spacing, scheme) == pytest.approx(nodes, rel=0.25)
+def test_estimated_nodes_are_about_those_that_come(scheme, surface, spacing):
+    nodes = lamina.Domain(surface, spacing, scheme=scheme).unknowns
+    assert sizing.estimated_nodes(surface, spacing, scheme) == pytest.approx(nodes, rel=0.25)
 
 
 @pytest.mark.parametrize("scheme", ["coupled", "trace"])
 def test_nodes_may_be_asked_for_instead_of_a_spacing(scheme):
-    domain = lamina.Domain(lamina.Mesh(*icosphere(3)), nodes=12_000, scheme=scheme)
+    domain = lamina.Domain(SPHERE, nodes=12_000, scheme=scheme)
     assert domain.unknowns == pytest.approx(12_000, rel=0.25)
 
 

@@ -53,10 +53,13 @@ class Band:
     def component(self) -> Tensor:
         return self.feet.component
 
-    def find(self, ijk: Tensor, component: Tensor, run: int = 1) -> Tensor:
-        """Index (n,) int64 of the node ijk (n, 3), provided that the run of nodes k, ..., k + run - 1
-        is in the band; -1 otherwise."""
+    def find(self, ijk: Tensor, component: Tensor, offsets: Tensor | None = None, run: int = 1) -> Tensor:
+        """Index (n,) int64 of the nodes ijk (n, 3), or (n, m) of the nodes ijk + offsets (m, 3) or (n, m, 3),
+        provided that the run of nodes k, ..., k + run - 1 is in the band; -1 otherwise."""
         wanted = _key(ijk, component, self.low, self.shape)
+        if offsets is not None:  # keys are linear in ijk
+            i, j, k = offsets.unbind(-1)
+            wanted = wanted[:, None] + ((i * self.shape[1] + j) * self.shape[2] + k)
         last = len(self) - run
         index = torch.searchsorted(self.key, wanted).clamp_(max=max(last, 0))
         present = (self.key[index] == wanted) & (self.key[index + run - 1] == wanted + run - 1)

@@ -22,8 +22,8 @@ CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5}
 # Unknowns for each dx^2 of surface, and the bytes that each takes at its peak in float64 (benchmarks/results).
 DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0}
 BYTES = {"coupled": 2600, "trace": 3000}
-SAMPLES = 8000  # to measure thickness against,
-ASKED = 1500  # at so many of them
+SAMPLES = 4000  # to measure thickness against,
+ASKED = 1000  # at so many of them
 THIN_SHARE = 0.002  # of the samples; fewer are taken for stray ones
 
 

@@ -38,6 +38,7 @@ class Lines(enum.IntEnum):
 
 # Entries of a row for each kind.
 WIDTH = {Lines.NONE: 64, Lines.NEAREST: 70, Lines.BILINEAR: 88}
+CHUNK = {"cpu": 2**15, "cuda": 2**19}
 
 
 def cubic_stencil(band: Band, points: Tensor, component: Tensor, lines: Lines) -> tuple[Tensor, Tensor]:
@@ -48,17 +49,26 @@ def cubic_stencil(band: Band, points: Tensor, component: Tensor, lines: Lines) -
     axis d and needs only the two nodes at the ends of the line beyond the cubic stencil. So 88 entries give
     the order of the 216 of a tensor-product quintic, in a narrower band.
     """
+    index = torch.empty(len(points), WIDTH[lines], dtype=torch.int32, device=points.device)
+    weights = torch.empty(len(points), WIDTH[lines], dtype=points.dtype, device=points.device)
+    # Row by row, many at a time: what is needed on the way is larger than the result.
+    size = CHUNK[points.device.type]
+    for i in range(0, len(points), size):
+        rows = slice(i, i + size)
+        _fill_cubic(band, points[rows], component[rows], lines, index[rows], weights[rows])
+    return index, weights
+
+
+def _fill_cubic(band: Band, points: Tensor, component: Tensor, lines: Lines, index: Tensor, weights: Tensor) -> None:
     n, device = len(points), points.device
     cell, t = _cells(band, points)
     cubic = lagrange_weights(t, 3)  # (n, 3, 4)
-    index = torch.empty(n, WIDTH[lines], dtype=torch.int32, device=device)
-    weights = torch.empty(n, WIDTH[lines], dtype=points.dtype, device=device)
     index[:, :64].view(n, 16, 4).copy_(_look_up(band, cell, component, _ROWS.to(device), run=4))
     box = weights[:, :64].view(n, 4, 4, 4)
     plane = cubic[:, 0, :, None] * cubic[:, 1, None, :]
     torch.mul(plane[..., None], cubic[:, 2, None, None, :], out=box)
     if lines is Lines.NONE:
-        return index, weights
+        return
     correction = lagrange_weights(t, 5)
     correction[:, :, 1:5] -= cubic
     share = torch.stack([1 - t, t], -1)  # (n, 3, 2): what the two lines beside the point get, an axis
@@ -76,16 +86,15 @@ def cubic_stencil(band: Band, points: Tensor, component: Tensor, lines: Lines) -
             if lines is Lines.NEAREST:
                 offset = (share[:, :, 1] > 0.5).long()[:, None]
             else:
-                offset = _CORNERS.to(device)[:, _PLACE[axis]][None].clone()
+                offset = _CORNERS.to(device)[:, _PLACE[axis]].clone()
             offset[..., axis] = reach
-            found = band.find(cell[:, None] + offset, component[:, None])  # (n, 1) or (n, 4)
+            found = band.find(cell, component, offset)  # (n, 1) or (n, 4)
             _require_inside(found, band)
             spot = slice(place, place + found.shape[1])
             index[:, spot] = found.to(torch.int32)
             end_weight = correction[:, axis, end, None]
             weights[:, spot] = end_weight if lines is Lines.NEAREST else end_weight * across.reshape(n, 4)
             place = spot.stop
-    return index, weights
 
 
 def linear_stencil(band: Band, points: Tensor, component: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +123,7 @@ _ROWS = torch.tensor([[i, j, -1] for i in range(-1, 3) for j in range(-1, 3)])
 def _look_up(band: Band, cell: Tensor, component: Tensor, offsets: Tensor, run: int) -> Tensor:
     """Indices (n, len(offsets), run) int32 of runs of nodes in k; nodes that follow each other in k follow
     each other in memory, so one look-up finds a run."""
-    first = band.find(cell[:, None] + offsets, component[:, None], run=run)
+    first = band.find(cell, component, offsets, run=run)
     _require_inside(first, band)
     return first.to(torch.int32)[..., None] + torch.arange(run, dtype=torch.int32, device=cell.device)
 

@@ -36,11 +36,11 @@ class Incidence:
         cell = torch.floor(coordinate).long()
         at = self.position(cell, feet.face)
         # On the border of a cell the piece may have been counted to the neighbour.
-        for offset in _NEIGHBOURS.to(cell.device):
-            lost = (at < 0).nonzero()[:, 0]
-            if not len(lost):
-                break
-            at[lost] = self.position(cell[lost] + offset, feet.face[lost])
+        lost = (at < 0).nonzero()[:, 0]
+        if len(lost):
+            near = self.position(cell[lost, None] + _NEIGHBOURS.to(cell.device), feet.face[lost, None])
+            nearest = (near >= 0).int().argmax(1)  # the first neighbour that has it
+            at[lost] = near.gather(1, nearest[:, None])[:, 0]
         return torch.where(at < 0, at, self.element[at.clamp_min(0)])
 
     def position(self, cell: Tensor, face: Tensor) -> Tensor:

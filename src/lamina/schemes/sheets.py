@@ -31,9 +31,7 @@ class Elements:
     component: Tensor  # (e,) int64, connected through the glue
 
     @classmethod
-    def build(
-        cls, cell: Tensor, glue: tuple[Tensor, Tensor, Tensor], component: Tensor | None = None
-    ) -> Elements:
+    def build(cls, cell: Tensor, glue: tuple[Tensor, Tensor, Tensor], component: Tensor | None = None) -> Elements:
         """component: where it is known already, from a finer lattice."""
         a, b, axis = glue
         octants = OCTANTS.to(cell.device)

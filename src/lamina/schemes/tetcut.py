@@ -113,7 +113,7 @@ def cut_closest_points(surface: Surface, lattice: Lattice) -> CutSurface:
 def _whole_cells(band: Band, offset: Tensor) -> tuple[Tensor, Tensor]:
     """Cells with all corners in the band and offsets of both signs: lowest corner (c,), corners (c, 8)."""
     rows = OCTANTS[::2].to(band.key.device)  # the corners with k = 0; k = 1 follows in memory
-    first = band.find(band.ijk.long()[:, None] + rows, band.component[:, None], run=2)
+    first = band.find(band.ijk.long(), band.component, rows, run=2)
     whole = (first >= 0).all(1).nonzero()[:, 0]
     corner = torch.stack([first[whole], first[whole] + 1], -1).reshape(-1, 8)
     inside = offset[corner] < 0

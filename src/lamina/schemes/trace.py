@@ -40,7 +40,7 @@ STABILISATION = 0.1
 SLIVER = 5e-4
 SMOOTHER_DEGREE = 3
 SMOOTHER_RATIO = 6.0  # largest over smallest eigenvalue that the smoother damps
-COARSEST_UNKNOWNS = 800
+COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 3500}  # a GPU inverts quickly and launches slowly
 CHUNK = {"cpu": 2**16, "cuda": 2**21}  # quadrature points at a time
 
 
@@ -107,7 +107,7 @@ class ShiftedLevel:
 
     @cached_property
     def factor(self) -> Tensor:
-        """Cholesky factor of D^-1/2 (K + c M) D^-1/2, for c = 0 with the constants of each component, which K
+        """Cholesky factor (on a GPU the inverse) of D^-1/2 (K + c M) D^-1/2, for c = 0 with the constants of each component, which K
         does not see, made stiff. Pieces of surface that barely enter a cell leave modes that are all rounding;
         a shift lifts them, as small as will do."""
         scale = self.inverse_diagonal.sqrt()
@@ -121,7 +121,7 @@ class ShiftedLevel:
             A.diagonal().add_(lift)
             factor, info = torch.linalg.cholesky_ex(A)
             if int(info) == 0:
-                return factor
+                return torch.cholesky_inverse(factor) if A.is_cuda else factor
             lift *= 10
 
     def apply(self, u: Tensor) -> Tensor:
@@ -148,6 +148,8 @@ class ShiftedLevel:
         if self.shift == 0:
             g = self.mean.remove(g)
         scale = self.inverse_diagonal.sqrt()
+        if g.is_cuda:
+            return scale * (self.factor @ (scale * g))
         return scale * torch.cholesky_solve((scale * g)[:, None], self.factor)[:, 0]
 
 
@@ -350,7 +352,7 @@ def build_levels(cut: CutSurface, spacing: float) -> list[TraceLevel]:
         component = elements.component_of_unknowns()
         coarse, parent = elements.coarsened()
         # Many small parts, each in a cell of its own, do not coarsen any further.
-        last = elements.unknowns <= COARSEST_UNKNOWNS or coarse.unknowns > 0.8 * elements.unknowns
+        last = elements.unknowns <= COARSEST_UNKNOWNS[K.device.type] or coarse.unknowns > 0.8 * elements.unknowns
         coarse_unknown = coarse_weight = None
         if not last:
             octant = (elements.cell % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
@@ -360,9 +362,7 @@ def build_levels(cut: CutSurface, spacing: float) -> list[TraceLevel]:
             coarse_weight = T[octant[owner // 8], owner % 8]
             K, M = (_coarse_matrices(E, T[octant], parent, len(coarse.cell)) for E in (K, M))
         levels.append(
-            TraceLevel(
-                spacing, elements, crow, column, k, m, component, coarse_unknown, coarse_weight, coarse.unknowns
-            )
+            TraceLevel(spacing, elements, crow, column, k, m, component, coarse_unknown, coarse_weight, coarse.unknowns)
         )
         if last:
             return levels
