@@ -107,14 +107,12 @@ def _thickness(surface: Surface) -> tuple[np.ndarray, np.ndarray]:
     if surface.reach is not None:
         return np.array([surface.reach]), surface.points[:1].detach().cpu().numpy()
     if surface.thickness is None:
-        points = surface.points.detach().cpu().double().numpy()
-        normals = surface.normals.detach().cpu().double().numpy()
-        used = surface.areas.detach().cpu().numpy() > 0
-        points, normals = points[used], normals[used]
-        pick = np.random.default_rng(0).permutation(len(points))[:SAMPLES]
-        points, normals = points[pick], normals[pick]
-        asked = np.arange(min(len(points), ASKED))
-        surface.thickness = medial_radii(points, normals, asked, extent(surface)), points[asked]
+        pick = (surface.areas > 0).nonzero()[:, 0]
+        shuffled = torch.randperm(len(pick), generator=torch.Generator().manual_seed(0))[:SAMPLES]
+        pick = pick[shuffled.to(pick.device)]
+        points, normals = surface.points.detach()[pick], surface.normals.detach()[pick]
+        radii = medial_radii(points, normals, ASKED, extent(surface))
+        surface.thickness = radii.cpu().numpy(), points[:ASKED].cpu().numpy()
     return surface.thickness
 
 
