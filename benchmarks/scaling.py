@@ -109,7 +109,7 @@ def summary(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
                 "fitted_to": max(sizes, default=None),
                 "exponent": total,
                 "exponent_without_sizing": per_node,
-                "exponent_met": None if total is None else max(total, per_node) <= MOST_EXPONENT,
+                "exponent_met": None if total is None or per_node is None else max(total, per_node) <= MOST_EXPONENT,
                 "bytes_per_node_largest": mine[-1]["bytes_per_node"] if mine else None,
                 "memory_met": None if device == "cpu" or not mine else mine[-1]["bytes_per_node"] <= MOST_BYTES,
             }

@@ -16,7 +16,7 @@ OPPOSITE = math.cos(math.radians(100.0))
 # ... and on one sheet when they are closer than this: then the ball is fitting noise, and is left.
 SAME = math.cos(math.radians(60.0))
 NOISE = 4.0
-ITERATIONS = 12
+ITERATIONS = 7
 
 
 def medial_radii(points: Tensor, normals: Tensor, asked: int, largest: float) -> Tensor:
@@ -66,7 +66,7 @@ def _nearest(points: Tensor):
     tree = KDTree(points.numpy())
 
     def query(x: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
-        distance, index = tree.query(x.numpy(), k=list(range(1, k + 1)), eps=0.1)
-        return torch.from_numpy(distance).to(x.dtype), torch.from_numpy(index)
+        distance, index = tree.query(x.numpy(), k=k, eps=0.1)
+        return torch.from_numpy(distance).to(x.dtype).reshape(len(x), k), torch.from_numpy(index).reshape(len(x), k)
 
     return query

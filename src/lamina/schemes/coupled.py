@@ -29,7 +29,7 @@ from lamina.extension.interpolation import Lines, interpolation_matrix, linear_s
 from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import fgmres
-from lamina.linear.multigrid import chebyshev_steps, v_cycle
+from lamina.linear.multigrid import chebyshev_steps, preconditioner
 from lamina.schemes.base import Field, Update
 from lamina.schemes.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.base import ClosestPoints, Surface
@@ -114,6 +114,7 @@ class Coupled:
         self.component_count = surface.component_count
         self.levels = build_levels(surface, lattice, order, update)
         self._shifted: dict[float, list[ShiftedLevel]] = {}
+        self._cycles: dict[float, Callable[[Tensor], Tensor]] = {}
 
     @property
     def unknowns(self) -> int:
@@ -135,10 +136,12 @@ class Coupled:
         """GMRES on A - shift I, preconditioned by one V-cycle."""
         levels = self.shifted(shift)
         finest = levels[0]
+        if shift not in self._cycles:
+            self._cycles[shift] = preconditioner(levels, g)
         return fgmres(
             lambda u: finest.project(finest.apply(u)),
             finest.project(g),
-            precondition=lambda r: v_cycle(levels, r),
+            precondition=self._cycles[shift],
             start=start,
             tolerance=tolerance,
             report=report,
@@ -174,7 +177,9 @@ class Coupled:
         """The levels of A - shift I; the coarsest one factored. The last few are kept."""
         if shift not in self._shifted:
             if len(self._shifted) >= 4:
-                self._shifted.pop(next(iter(self._shifted)))
+                oldest = next(iter(self._shifted))
+                self._shifted.pop(oldest)
+                self._cycles.pop(oldest, None)
             levels = [ShiftedLevel(level, shift) for level in self.levels]
             levels[-1] = ShiftedLevel(self.levels[-1], shift, self._factor(shift))
             self._shifted[shift] = levels

@@ -14,6 +14,7 @@ children, T the trilinear interpolation, and multigrid is Galerkin without a sin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -27,7 +28,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.linear.assembly import assemble
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
-from lamina.linear.multigrid import chebyshev_steps, v_cycle
+from lamina.linear.multigrid import chebyshev_steps, preconditioner
 from lamina.schemes.base import Field, Update
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.meshcut import cut_mesh
@@ -107,9 +108,10 @@ class ShiftedLevel:
 
     @cached_property
     def factor(self) -> Tensor:
-        """Cholesky factor (on a GPU the inverse) of D^-1/2 (K + c M) D^-1/2, for c = 0 with the constants of each component, which K
-        does not see, made stiff. Pieces of surface that barely enter a cell leave modes that are all rounding;
-        a shift lifts them, as small as will do."""
+        """Cholesky factor (on a GPU the inverse) of D^-1/2 (K + c M) D^-1/2.
+
+        For c = 0 the constants of each component, which K does not see, are made stiff. Pieces of surface that
+        barely enter a cell leave modes that are all rounding; a shift lifts them, as small as will do."""
         scale = self.inverse_diagonal.sqrt()
         A = scale[:, None] * self.matrix.to_dense() * scale
         if self.shift == 0:
@@ -169,6 +171,7 @@ class Trace:
         self.component_count = int(self.levels[0].component.max()) + 1
         self.area = self._component_sums(self.apply_mass(torch.ones_like(self.levels[0].stiffness[: self.unknowns])))
         self._shifted: dict[float, list[ShiftedLevel]] = {}
+        self._cycles: dict[float, Callable[[Tensor], Tensor]] = {}
 
     @property
     def unknowns(self) -> int:
@@ -230,8 +233,12 @@ class Trace:
         finest = levels[0]
         b = -g if shift else -self.compatible(g)
 
+        if shift not in self._cycles:
+            self._cycles[shift] = preconditioner(levels, b)
+        cycle = self._cycles[shift]
+
         def precondition(r: Tensor) -> Tensor:
-            u = v_cycle(levels, r)
+            u = cycle(r)
             return u if shift else finest.mean.remove(u)
 
         return conjugate_gradients(
@@ -242,7 +249,9 @@ class Trace:
         """The levels of K + shift M; the last few are kept."""
         if shift not in self._shifted:
             if len(self._shifted) >= 4:
-                self._shifted.pop(next(iter(self._shifted)))
+                oldest = next(iter(self._shifted))
+                self._shifted.pop(oldest)
+                self._cycles.pop(oldest, None)
             count = self.component_count
             self._shifted[shift] = [
                 ShiftedLevel(level, shift, ComponentMean(level.component, count)) for level in self.levels
