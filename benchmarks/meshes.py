@@ -119,16 +119,13 @@ def make_reference(path: Path) -> Row:
         return json.loads(facts_at.read_text())
     start = time.perf_counter()
     vertices, faces = cut_at_points(V, F)
+    solver, most = "auto", MAX_VERTICES
     try:
-        found = reference_poisson(vertices, faces, right_hand_side, tolerance=TOLERANCE, max_vertices=MAX_VERTICES)
-    except SolveError:  # multigrid gave up on thin triangles
+        found = reference_poisson(vertices, faces, right_hand_side, tolerance=TOLERANCE, max_vertices=most)
+    except SolveError:  # multigrid gave up on thin triangles; a direct solver cannot go as far
+        solver, most = "splu", MAX_VERTICES // 4
         found = reference_poisson(
-            vertices,
-            faces,
-            right_hand_side,
-            tolerance=TOLERANCE,
-            max_vertices=MAX_VERTICES // 4,
-            solver="splu",
+            vertices, faces, right_hand_side, tolerance=TOLERANCE, max_vertices=most, solver=solver
         )
     # A vertex where several fans meet has several values in the reference, and is left out with the unused.
     fans = np.unique(np.stack([F.reshape(-1), faces.reshape(-1)], 1), axis=0)
@@ -138,6 +135,7 @@ def make_reference(path: Path) -> Row:
     values[old[single]] = found.values[fans[first[single], 1]]
     facts = {
         "file": values_at.name,
+        "solver": solver,
         "converged": bool(found.converged),
         "change": found.change,
         "ratio": found.ratio,

@@ -23,9 +23,7 @@ def lattice(spacing, origin=(0.013, -0.021, 0.007)):
 def two_spheres(offset, radius=1.0, level=3):
     """A unit sphere and another one, as a mesh in two components."""
     V, F = icosphere(level)
-    return Mesh(
-        torch.cat([V, radius * V + torch.tensor(offset, dtype=torch.float64)]), torch.cat([F, F + len(V)])
-    )
+    return Mesh(torch.cat([V, radius * V + torch.tensor(offset, dtype=torch.float64)]), torch.cat([F, F + len(V)]))
 
 
 def test_it_holds_exactly_the_nodes_within_the_radius():
@@ -34,9 +32,7 @@ def test_it_holds_exactly_the_nodes_within_the_radius():
     box = torch.stack(torch.meshgrid(i, i, i, indexing="ij"), -1).reshape(-1, 3)
     near = (band.lattice.position(box).norm(dim=1) - 1).abs() <= 0.4
     assert {tuple(n) for n in band.ijk.tolist()} == {tuple(n) for n in box[near].tolist()}
-    torch.testing.assert_close(
-        band.feet.points, torch.nn.functional.normalize(band.lattice.position(band.ijk))
-    )
+    torch.testing.assert_close(band.feet.points, torch.nn.functional.normalize(band.lattice.position(band.ijk)))
 
 
 def test_keys_increase_and_every_node_is_found_where_it_is():
@@ -76,9 +72,7 @@ def test_number_of_nodes_is_the_volume_of_the_shell_over_that_of_a_cell():
 def test_empty_space_costs_nothing():
     """The bounding box holds 10^13 nodes here, the band as many as around two spheres that nearly touch."""
     radius = band_radius(0.1, Lines.NEAREST, 2)
-    near, far = (
-        len(Band.build(two_spheres([d, d, d], level=2), lattice(0.1), radius)) for d in (2.0, 2000.0)
-    )
+    near, far = (len(Band.build(two_spheres([d, d, d], level=2), lattice(0.1), radius)) for d in (2.0, 2000.0))
     assert far == pytest.approx(near, rel=0.01)
 
 
@@ -102,9 +96,7 @@ def test_a_node_near_two_components_is_two_nodes_of_the_band():
 )
 def test_every_stencil_lies_inside_and_reads_complete_laplacians_only(spacing, origin, lines, order):
     band = Band.build(Torus(1.0, 0.5), lattice(spacing, origin), band_radius(spacing, lines, order // 2))
-    index, _ = cubic_stencil(
-        band, band.feet.points, band.component, lines
-    )  # raises where one leaves the band
+    index, _ = cubic_stencil(band, band.feet.points, band.component, lines)  # raises where one leaves the band
     complete = torch.diff(laplacian_matrix(band, order).crow_indices()) > 0
     assert complete[index.unique().long()].all()
     assert not complete.all()

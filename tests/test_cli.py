@@ -55,9 +55,7 @@ def write_obj(path, points, faces):
 
 
 def test_poisson_report_has_the_fields_of_the_design(run):
-    result = run(
-        "solve", "poisson", "sphere", "--rhs", RHS, "--exact", EXACT, "--spacing", 0.1, "--order", 2, "--json"
-    )
+    result = run("solve", "poisson", "sphere", "--rhs", RHS, "--exact", EXACT, "--spacing", 0.1, "--order", 2, "--json")
     assert result.status == 0
     assert result.err == ""
     assert result.out.count("\n") == 1
@@ -259,9 +257,7 @@ def meshes(folder):
     sphere = icosphere(2)[0].numpy()
     np.savez(folder / "zero.npz", points=sphere, normals=np.vstack([np.zeros(3), sphere[1:]]))
     np.savez(folder / "nannormal.npz", points=sphere, normals=np.vstack([np.full(3, np.nan), sphere[1:]]))
-    (folder / "short.ply").write_bytes(
-        b"ply\nformat binary_little_endian 1.0\nelement vertex 99\nproperty float x\n"
-    )
+    (folder / "short.ply").write_bytes(b"ply\nformat binary_little_endian 1.0\nelement vertex 99\nproperty float x\n")
 
 
 @pytest.mark.parametrize(

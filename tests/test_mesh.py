@@ -84,9 +84,7 @@ def test_unused_vertices_may_even_be_anywhere_at_all():
 
 def test_components_are_joined_by_edges_not_by_a_touch_in_one_point():
     corner = joined(square(), shifted(square(), 1.0, 1.0, 0.0))  # the squares touch in (1, 1, 0)
-    side = joined(
-        square(), shifted(square(), 1.0, 0.0, 0.0)
-    )  # these share an edge, with vertices of their own
+    side = joined(square(), shifted(square(), 1.0, 0.0, 0.0))  # these share an edge, with vertices of their own
     assert lamina.Mesh(*corner).component_count == 2
     assert lamina.Mesh(*side).component_count == 1
 
@@ -101,9 +99,7 @@ def test_coincident_vertices_do_not_cut_a_surface_open():
 
 
 def test_parts_are_numbered_and_labelled():
-    mesh = lamina.Mesh(
-        *joined((V, F), shifted((0.5 * V, F), 3.0, 0.0, 0.0), shifted(square(), 9.0, 0.0, 0.0))
-    )
+    mesh = lamina.Mesh(*joined((V, F), shifted((0.5 * V, F), 3.0, 0.0, 0.0), shifted(square(), 9.0, 0.0, 0.0)))
     assert mesh.component_count == 3
     labels = mesh.component.split([len(V), len(V), 25])
     assert [torch.unique(label).numel() for label in labels] == [1, 1, 1]
@@ -123,15 +119,10 @@ def test_an_open_surface_has_free_rims():
 def test_three_sheets_at_one_edge_solve():
     """Kirchhoff at the seam: three unit squares that share an edge, one source each, symmetric."""
     flat = square(12)
-    turn = [
-        torch.tensor([[np.cos(a), 0, np.sin(a)], [0, 1, 0], [-np.sin(a), 0, np.cos(a)]])
-        for a in (0, 2.1, 4.2)
-    ]
+    turn = [torch.tensor([[np.cos(a), 0, np.sin(a)], [0, 1, 0], [-np.sin(a), 0, np.cos(a)]]) for a in (0, 2.1, 4.2)]
     mesh = lamina.Mesh(*joined(*[(flat[0] @ R.double(), flat[1]) for R in turn]))
     assert mesh.component_count == 1
-    u = lamina.poisson(
-        lamina.Domain(mesh, 0.06), lambda x: -(np.pi**2) * torch.cos(np.pi * x[:, [0, 2]].norm(dim=1))
-    )
+    u = lamina.poisson(lamina.Domain(mesh, 0.06), lambda x: -(np.pi**2) * torch.cos(np.pi * x[:, [0, 2]].norm(dim=1)))
     r = mesh.points[:, [0, 2]].norm(dim=1)
     assert float((u.values - torch.cos(np.pi * r)).abs().max()) < 0.05
 

@@ -48,9 +48,7 @@ def test_chebyshev_steps_damp_their_interval_as_well_as_any_polynomial_can(low, 
 # V-cycle
 
 
-@pytest.mark.parametrize(
-    ("surface", "bound"), [(Sphere(), 0.2), (Torus(), 0.4)], ids=lambda p: getattr(p, "name", "")
-)
+@pytest.mark.parametrize(("surface", "bound"), [(Sphere(), 0.2), (Torus(), 0.4)], ids=lambda p: getattr(p, "name", ""))
 @pytest.mark.parametrize("order", [2, 4])
 def test_contraction_does_not_depend_on_the_spacing(surface, bound, order):
     """Residuals of plain V-cycles, from a smooth right-hand side and from a rough start."""
@@ -210,9 +208,7 @@ def test_component_means_are_weighted_and_removed(seed, count):
     weights = random(n, seed=seed).abs() + 0.1
     u = random(n, seed=seed + 1)
     mean = ComponentMean(component, count, weights)
-    expected = [
-        float((u * weights)[component == c].sum() / weights[component == c].sum()) for c in range(count)
-    ]
+    expected = [float((u * weights)[component == c].sum() / weights[component == c].sum()) for c in range(count)]
     assert mean(u).tolist() == pytest.approx(expected)
     assert float(mean(mean.remove(u)).abs().max()) < 1e-12
     torch.testing.assert_close(mean.remove(mean.remove(u)), mean.remove(u))

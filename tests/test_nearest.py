@@ -22,9 +22,7 @@ def random(*shape, seed=0):
 def soup(count, seed=0, size=0.3):
     """Triangles (count, 3, 3) of all sizes, anywhere in the unit cube, through each other."""
     centre = random(count, 1, 3, seed=seed)
-    return centre + size * random(count, 1, 1, seed=seed + 1) ** 2 * (
-        random(count, 3, 3, seed=seed + 2) - 0.5
-    )
+    return centre + size * random(count, 1, 1, seed=seed + 1) ** 2 * (random(count, 3, 3, seed=seed + 2) - 0.5)
 
 
 def slivers():
@@ -35,15 +33,11 @@ def slivers():
 
 def igl_distances(triangles, x):
     corners = triangles.reshape(-1, 3).numpy()
-    square, _, point = igl.point_mesh_squared_distance(
-        x.numpy(), corners, np.arange(len(corners)).reshape(-1, 3)
-    )
+    square, _, point = igl.point_mesh_squared_distance(x.numpy(), corners, np.arange(len(corners)).reshape(-1, 3))
     return torch.from_numpy(np.sqrt(square)), torch.from_numpy(np.asarray(point))
 
 
-@pytest.mark.parametrize(
-    "triangles", [soup(500), slivers(), soup(3, seed=5), soup(1, seed=6)], ids=lambda t: len(t)
-)
+@pytest.mark.parametrize("triangles", [soup(500), slivers(), soup(3, seed=5), soup(1, seed=6)], ids=lambda t: len(t))
 @pytest.mark.parametrize("size", [0.1, 1.5, 50.0])
 def test_triangles_as_libigl_finds_them(triangles, size):
     x = size * (random(3000, 3, seed=9) - 0.5) + triangles.mean((0, 1))
@@ -56,9 +50,7 @@ def test_triangles_as_libigl_finds_them(triangles, size):
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    corners=st.lists(st.tuples(*[st.integers(-2, 2)] * 3), min_size=3, max_size=3), seed=st.integers(0, 99)
-)
+@given(corners=st.lists(st.tuples(*[st.integers(-2, 2)] * 3), min_size=3, max_size=3), seed=st.integers(0, 99))
 def test_degenerate_triangles_are_segments_and_points(corners, seed):
     """Against the best of many points of the triangle; small integers make degenerate ones common."""
     triangle = torch.tensor(corners, dtype=torch.float64)

@@ -66,17 +66,13 @@ def test_order_four_on_the_torus_once_its_tube_is_resolved():
 
 def test_solution_between_the_samples_is_as_accurate_as_at_them():
     u = lamina.poisson(domain_of("sphere", 0.075, 4), SPHERE.rhs)
-    x = torch.nn.functional.normalize(
-        torch.randn(500, 3, generator=torch.Generator().manual_seed(0)).double()
-    )
+    x = torch.nn.functional.normalize(torch.randn(500, 3, generator=torch.Generator().manual_seed(0)).double())
     assert errors(u(x), SPHERE.solution(x), remove_mean=True).nmae <= 1e-5
 
 
 @pytest.mark.parametrize("c", [0.5, 50.0])
 def test_screened_poisson_needs_no_mean_removed(c):
-    u = lamina.poisson(
-        domain_of("sphere", 0.1, 4), lambda x: SPHERE.rhs(x) - c * (SPHERE.solution(x) + 1), screening=c
-    )
+    u = lamina.poisson(domain_of("sphere", 0.1, 4), lambda x: SPHERE.rhs(x) - c * (SPHERE.solution(x) + 1), screening=c)
     exact = SPHERE.solution(u.domain.points) + 1
     assert errors(u.values, exact).nmae <= 4e-5
     assert u.warnings == ()
@@ -255,8 +251,12 @@ def test_solutions_add_up(a, b):
 
 @pytest.mark.parametrize("scheme", ["trace", "coupled"])
 def test_size_and_place_do_not_matter(scheme):
-    """Lap u = f on s S + t has the solution s^2 u((x - t) / s), to rounding: the grid moves along."""
+    """Lap u = f on s S + t has the solution s^2 u((x - t) / s), to rounding: the grid moves along.
+
+    Turned, because where a node is equally near to two faces rounding picks one.
+    """
     V, F = ellipsoid_mesh(3)
+    V = V @ torch.from_numpy(Rotation.random(random_state=3).as_matrix())
     scale, shift = 37.0, torch.tensor([5.0, -11.0, 3.0], dtype=torch.float64)
     here = lamina.Domain(lamina.Mesh(V, F), 0.15, scheme=scheme)
     there = lamina.Domain(lamina.Mesh(scale * V + shift, F), scale * 0.15, scheme=scheme)

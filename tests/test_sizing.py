@@ -141,9 +141,7 @@ def test_a_grid_that_does_not_fit_is_refused_in_bytes_before_anything_is_allocat
         lamina.Domain(SPHERE, 0.001)
     text = str(caught.value)
     needed = number_after("which need about", text)
-    assert needed == pytest.approx(
-        4 * math.pi * sizing.DENSITY["coupled"] / 1e-6 * sizing.BYTES["coupled"], rel=0.01
-    )
+    assert needed == pytest.approx(4 * math.pi * sizing.DENSITY["coupled"] / 1e-6 * sizing.BYTES["coupled"], rel=0.01)
     assert "1e+09 bytes are free" in text
     fitting = number_after("a spacing of at least", text)
     with pytest.raises(AssertionError, match="work began"):
@@ -201,8 +199,7 @@ def test_printing_a_domain_shows_its_levels():
     for i, (spacing, unknowns, entries, _) in enumerate(rows):
         assert spacing == pytest.approx(0.1 * 2**i)
         assert any(
-            line.split()[:4] == [str(i), f"{spacing:.4g}", str(unknowns), str(entries)]
-            for line in text.splitlines()
+            line.split()[:4] == [str(i), f"{spacing:.4g}", str(unknowns), str(entries)] for line in text.splitlines()
         )
     assert "sphere" in text
     assert "coupled scheme, order 2, extension closest-point, spacing 0.1" in text

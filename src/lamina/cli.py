@@ -193,14 +193,15 @@ class _Run:
         points = domain.points
         if form is not None:
             points = original.closest_points(points.to("cpu", torch.float64)).points.to(points)
-        self.true_points = points
+        self.true_points, self.component = points, domain.component
         self.seconds |= {"band": domain.seconds["geometry"], "extension": domain.seconds["operators"]}
         return domain
 
     def add_errors(self, values: Any, exact: Any, *, remove_mean: bool = False, time: float | None = None) -> None:
         from lamina.metrics import errors
 
-        found = errors(values, exact, remove_mean=remove_mean).as_dict()
+        component = self.component if remove_mean else None
+        found = errors(values, exact, remove_mean=remove_mean, component=component).as_dict()
         self.errors |= found
         if time is not None:
             self.errors.setdefault("errors_over_time", []).append({"time": time, **found})

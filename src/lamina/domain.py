@@ -60,6 +60,8 @@ class Domain:
             raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
         if spacing is not None and nodes is not None:
             raise InputError("Give spacing or nodes, not both.")
+        if spacing is not None:
+            check_spacing(surface, spacing)
         start = time.perf_counter()
         self.surface = _moved(surface, device, dtype)
         self.geometry, self.extension = geometry_for(self.surface, extension)
@@ -72,9 +74,11 @@ class Domain:
         check_memory(self.surface, self.spacing, scheme, dtype)
         thin = thin_warning(self.surface, self.spacing, scheme)
         built = time.perf_counter()
-        # Off the symmetry planes, so that flat faces of a shape do not lie in the planes of the lattice.
-        shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
-        origin = self.geometry.bounds.mean(0) + self.spacing * shift
+        origin = self.geometry.bounds.mean(0)
+        if scheme == "trace":
+            # Off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
+            shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
+            origin = origin + self.spacing * shift
         self.lattice = Lattice(origin, self.spacing)
         with progress("building", show_progress) as update:
             self.scheme = build_scheme(scheme, self.geometry, self.lattice, self.order, update)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import torch
@@ -89,7 +88,9 @@ def thin_warning(surface: Surface, spacing: float, scheme: str) -> str | None:
         return None
     radii, points = _thickness(surface)
     where = points[np.argmin(radii)]
-    enough = float(np.quantile(radii, THIN_SHARE)) / CLEARANCE[scheme]
+    enough = float(np.quantile(radii, THIN_SHARE, method="lower")) / CLEARANCE[scheme]
+    step = 10.0 ** (math.floor(math.log10(enough)) - 1)
+    enough = math.floor(enough / step) * step  # two digits, rounded down so that they are enough
     return (
         f"{100 * share:.1f}% of the surface lies on parts thinner than a grid of spacing {spacing:g} resolves, "
         f"the thinnest near ({where[0]:.3g}, {where[1]:.3g}, {where[2]:.3g}); spacing {enough:.2g} would resolve them."
@@ -119,9 +120,11 @@ def _thickness(surface: Surface) -> tuple[np.ndarray, np.ndarray]:
 def _free_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
-    except (ValueError, OSError, AttributeError):
+    try:  # what the system could give, its caches included
+        with open("/proc/meminfo") as lines:
+            available = next(line for line in lines if line.startswith("MemAvailable"))
+        return 1024 * float(available.split()[1])
+    except (OSError, StopIteration):
         return math.inf
 
 

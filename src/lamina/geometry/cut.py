@@ -17,6 +17,8 @@ def cut_simplices(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     crosses, so the number of passes is the logarithm of the largest simplex.
     """
     origin = torch.arange(len(corners), device=corners.device)
+    if not len(corners):
+        return corners, origin, torch.zeros(0, 3, dtype=torch.int64, device=corners.device)
     for axis in range(3):
         done, done_origin = [], []
         while len(corners):

@@ -49,9 +49,11 @@ def medial_radii(points: Tensor, normals: Tensor, asked: int, largest: float) ->
             # Centre to p is -new * inward, centre to q is offset - new * inward; both of length `new`.
             cosine = 1 - along / new.clamp_min(torch.finfo(p.dtype).tiny)
             facing = dot(normals[active], normals[q]) < -0.5
-            further = inside & (cosine < SAME) & ((length > nearby) | facing)
-            opposite = further & (cosine < OPPOSITE)
-            found[active[opposite]] = new[opposite]
+            further = inside & (((cosine < SAME) & (length > nearby)) | facing)
+            # Where two sheets face each other half their distance is the radius, however far aside q happens to lie.
+            opposite = further & ((cosine < OPPOSITE) | facing)
+            gap = torch.where(facing, torch.minimum(new, 0.5 * along), new)
+            found[active[opposite]] = torch.minimum(found[active], gap)[opposite]
             radius[active] = new
             active = active[further]
         best = torch.minimum(best, found)

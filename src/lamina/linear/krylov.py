@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,17 +25,18 @@ def fgmres(
     precondition: Callable[[Tensor], Tensor],
     start: Tensor | None = None,
     tolerance: float = 1e-8,
+    scale: float | None = None,
     max_iterations: int = 200,
     restart: int = 30,
     report: Callable[[int, float], None] | None = None,
 ) -> KrylovResult:
     """Solve A x = b, minimising |b - A x| over the span of the preconditioned directions.
 
-    Stops when |b - A x| <= tolerance |b|, or after max_iterations preconditioner applications.
+    Stops when |b - A x| <= tolerance scale (|b| unless given), or after max_iterations preconditioner applications.
     b may be all zeros (the answer is zero). `report` is called with (iteration, relative residual).
     Saad (1993), "A flexible inner-outer preconditioned GMRES algorithm".
     """
-    scale = float(b.norm())
+    scale = float(b.norm()) if scale is None else scale
     x = torch.zeros_like(b) if start is None else start
     if scale == 0:
         return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
@@ -68,6 +70,8 @@ def _arnoldi_cycle(apply, precondition, residual, x, target, length, done, scale
                 w.addcmul_(v, c, value=-1)
             hessenberg[: k + 1, k] += h.double().cpu()
         norm = float(w.norm())
+        if not math.isfinite(norm):
+            return x + directions[0] * torch.nan, k + 1
         hessenberg[k + 1, k] = norm
         rhs = torch.zeros(k + 2, 1, dtype=torch.float64)
         rhs[0] = beta
@@ -92,15 +96,16 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor],
     start: Tensor | None = None,
     tolerance: float = 1e-8,
+    scale: float | None = None,
     max_iterations: int = 500,
     report: Callable[[int, float], None] | None = None,
 ) -> KrylovResult:
     """Solve A x = b for A symmetric positive (semi)definite and a preconditioner of the same kind.
 
-    b must lie in the range of A. Stops when |b - A x| <= tolerance |b|; a residual that the recurrence says
-    is small is recomputed, and the iteration restarted from it if it is not. Hestenes and Stiefel (1952).
+    b must lie in the range of A. Stops when |b - A x| <= tolerance scale (|b| unless given); a residual that
+    the recurrence says is small is recomputed, and the iteration restarted from it if it is not. Hestenes and Stiefel (1952).
     """
-    scale = float(b.norm())
+    scale = float(b.norm()) if scale is None else scale
     if scale == 0:
         return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
     x = torch.zeros_like(b) if start is None else start.clone()

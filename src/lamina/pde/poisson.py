@@ -13,6 +13,7 @@ from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.linear.krylov import KrylovResult
 from lamina.progress import progress
+from lamina.sizing import extent
 from lamina.solution import Solution
 
 # A right-hand side whose mean is below this share of its largest value is taken as compatible: the
@@ -33,7 +34,7 @@ def poisson(
 
     f: callable on (n, 3) points, values (m,) at domain.points, or a number. With screening = 0 the solution
     is fixed by zero mean on every connected component, and the mean of f there is removed (with a warning
-    when there is one to speak of). tolerance: relative residual, 1e-8 in float64 and 1e-5 in float32.
+    when there is one to speak of). tolerance: relative residual, 1e-8 or what the precision allows.
 
     Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False
     returns what there is, with a warning).
@@ -71,8 +72,13 @@ def poisson(
 
 
 def default_tolerance(domain: Domain, tolerance: float | None) -> float:
+    """1e-8 unless asked otherwise, or as far as the precision goes.
+
+    Rounding in A u, whose entries are of size 1/dx^2, leaves a residual of eps (size/dx)^2 relative to f.
+    """
     if tolerance is None:
-        return 1e-8 if domain.points.dtype == torch.float64 else 1e-5
+        rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
+        return max(1e-8, 0.5 * rounding)
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
     return tolerance

@@ -43,6 +43,8 @@ STENCIL = 4
 SMOOTHER_STEPS = chebyshev_steps(0.25, 1.5, 3)
 COARSE_LINES = Lines.NONE
 COARSEST_NODES = 1500
+DIRECT_NODES = 5000
+COARSEST_SWEEPS = 8
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,11 @@ class ShiftedLevel:
         return self.level.mean.remove(u) if self.shift == 0 else u
 
     def solve(self, g: Tensor) -> Tensor:
-        assert self.factor is not None
+        if self.factor is None:  # too large for a direct solve: smooth, and leave the rest to GMRES
+            u = self.relax(None, self.project(g))
+            for _ in range(COARSEST_SWEEPS):
+                u = self.relax(u, g)
+            return u
         border = g.new_zeros(self.factor[0].shape[0] - len(g))
         g = torch.cat([self.project(g), border])
         return torch.linalg.lu_solve(*self.factor, g[:, None])[: self.level.E.shape[0], 0]
@@ -144,6 +150,7 @@ class Coupled:
             precondition=self._cycles[shift],
             start=start,
             tolerance=tolerance,
+            scale=float(g.norm()),  # a right-hand side that is all mean leaves only rounding once projected
             report=report,
         )
 
@@ -181,7 +188,8 @@ class Coupled:
                 self._shifted.pop(oldest)
                 self._cycles.pop(oldest, None)
             levels = [ShiftedLevel(level, shift) for level in self.levels]
-            levels[-1] = ShiftedLevel(self.levels[-1], shift, self._factor(shift))
+            if len(self.levels[-1].band) <= DIRECT_NODES:
+                levels[-1] = ShiftedLevel(self.levels[-1], shift, self._factor(shift))
             self._shifted[shift] = levels
         return self._shifted[shift]
 

@@ -242,7 +242,13 @@ class Trace:
             return u if shift else finest.mean.remove(u)
 
         return conjugate_gradients(
-            finest.apply, b, precondition=precondition, start=start, tolerance=tolerance, report=report
+            finest.apply,
+            b,
+            precondition=precondition,
+            start=start,
+            tolerance=tolerance,
+            scale=float(g.norm()),  # a right-hand side that is all mean leaves only rounding once projected
+            report=report,
         )
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
