@@ -253,16 +253,17 @@ def test_solutions_add_up(a, b):
 def test_size_and_place_do_not_matter(scheme):
     """Lap u = f on s S + t has the solution s^2 u((x - t) / s), to rounding: the grid moves along.
 
-    Turned, because where a node is equally near to two faces rounding picks one.
+    Turned and shaken, because where a node is equally near to two faces rounding picks one.
     """
     V, F = ellipsoid_mesh(3)
     V = V @ torch.from_numpy(Rotation.random(random_state=3).as_matrix())
+    V = V + 1e-3 * torch.randn(V.shape, generator=torch.Generator().manual_seed(0), dtype=V.dtype)
     scale, shift = 37.0, torch.tensor([5.0, -11.0, 3.0], dtype=torch.float64)
-    here = lamina.Domain(lamina.Mesh(V, F), 0.15, scheme=scheme)
-    there = lamina.Domain(lamina.Mesh(scale * V + shift, F), scale * 0.15, scheme=scheme)
+    here = lamina.Domain(lamina.Mesh(V, F), 0.1, scheme=scheme)
+    there = lamina.Domain(lamina.Mesh(scale * V + shift, F), scale * 0.1, scheme=scheme)
     u = lamina.poisson(here, wave, tolerance=1e-11).values
     v = lamina.poisson(there, lambda x: wave((x - shift) / scale), tolerance=1e-11).values
-    torch.testing.assert_close(v, scale**2 * u, rtol=0, atol=1e-7 * scale**2)
+    torch.testing.assert_close(v, scale**2 * u, rtol=0, atol=1e-9 * scale**2)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -43,9 +43,10 @@ def medial_radii(points: Tensor, normals: Tensor, asked: int, largest: float) ->
             q = index[:, 0]
             offset = points[q] - p
             length, along = dot(offset, offset), dot(offset, inward)
-            # Content with a tenth: at the centre of a round part all samples are about equally near.
-            inside = (distance[:, 0] < 0.9 * r) & (along > 0) & (length > 0)
-            new = torch.where(inside, length / (2 * along.clamp_min(torch.finfo(p.dtype).tiny)), r)
+            new = length / (2 * along.clamp_min(torch.finfo(p.dtype).tiny))
+            # Content with a tenth: inside a round part balls would go on shrinking by a hair.
+            inside = (distance[:, 0] < r) & (along > 0) & (length > 0) & (new < 0.9 * r)
+            new = torch.where(inside, new, r)
             # Centre to p is -new * inward, centre to q is offset - new * inward; both of length `new`.
             cosine = 1 - along / new.clamp_min(torch.finfo(p.dtype).tiny)
             facing = dot(normals[active], normals[q]) < -0.5
@@ -61,14 +62,13 @@ def medial_radii(points: Tensor, normals: Tensor, asked: int, largest: float) ->
 
 
 def _nearest(points: Tensor):
-    """query(x, k) -> distances (n, k), indices (n, k): approximate on the CPU, where a k-d tree that had to be
-    exact would visit all of a sphere's samples from its centre; by brute force on a GPU."""
+    """query(x, k) -> distances (n, k), indices (n, k): by a k-d tree on the CPU, by brute force on a GPU."""
     if points.is_cuda:
         return lambda x, k=1: torch.cdist(x, points).topk(k, dim=1, largest=False)
     tree = KDTree(points.numpy())
 
     def query(x: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
-        distance, index = tree.query(x.numpy(), k=k, eps=0.1)
+        distance, index = tree.query(x.numpy(), k=k)
         return torch.from_numpy(distance).to(x.dtype).reshape(len(x), k), torch.from_numpy(index).reshape(len(x), k)
 
     return query

@@ -103,7 +103,8 @@ def conjugate_gradients(
     """Solve A x = b for A symmetric positive (semi)definite and a preconditioner of the same kind.
 
     b must lie in the range of A. Stops when |b - A x| <= tolerance scale (|b| unless given); a residual that
-    the recurrence says is small is recomputed, and the iteration restarted from it if it is not. Hestenes and Stiefel (1952).
+    the recurrence says is small is recomputed, and the iteration restarted from it if it is not.
+    Hestenes and Stiefel (1952).
     """
     scale = float(b.norm()) if scale is None else scale
     if scale == 0:
