@@ -108,13 +108,23 @@ def _thickness(surface: Surface) -> tuple[np.ndarray, np.ndarray]:
     if surface.reach is not None:
         return np.array([surface.reach]), surface.points[:1].detach().cpu().numpy()
     if surface.thickness is None:
-        pick = (surface.areas > 0).nonzero()[:, 0]
-        shuffled = torch.randperm(len(pick), generator=torch.Generator().manual_seed(0))[:SAMPLES]
-        pick = pick[shuffled.to(pick.device)]
+        pick = _spread_by_area(surface.areas.detach().cpu().double(), SAMPLES).to(surface.points.device)
         points, normals = surface.points.detach()[pick], surface.normals.detach()[pick]
         radii = medial_radii(points, normals, ASKED, extent(surface))
         surface.thickness = radii.cpu().numpy(), points[:ASKED].cpu().numpy()
     return surface.thickness
+
+
+def _spread_by_area(areas: torch.Tensor, count: int) -> torch.Tensor:
+    """At most count samples in random order, as dense everywhere as the area: shares of them are shares of it.
+
+    Samples at equal steps of the summed area of a shuffled list; one that covers several steps is taken once.
+    """
+    order = torch.randperm(len(areas), generator=torch.Generator().manual_seed(0))
+    total = torch.cumsum(areas[order], 0)
+    steps = (torch.arange(count, dtype=total.dtype) + 0.5) * (total[-1] / count)
+    place = torch.searchsorted(total, steps).clamp_(max=len(areas) - 1)
+    return order[torch.unique(place)]
 
 
 def _free_memory(device: torch.device) -> float:
