@@ -91,7 +91,7 @@ class TreeBlocks:
     def split(self) -> tuple[TreeBlocks, Tensor]:
         here = self.tree.levels[self.level]
         counts = here.counts[self.ids]
-        ids, _ = _expand(here.first[self.ids], counts)
+        ids, _ = expand(here.first[self.ids], counts)
         return TreeBlocks(self.tree, self.level - 1, ids), counts
 
     def take(self, which: Tensor) -> TreeBlocks:
@@ -186,10 +186,10 @@ class Nearest:
             if level == 0 or (not blocks.finest and blocks.radii[0] >= balls.radii[t].mean()):
                 blocks, counts = blocks.split()
                 first = torch.cumsum(counts, 0) - counts
-                b, source = _expand(first[b], counts[b])
+                b, source = expand(first[b], counts[b])
                 t = t[source]
             else:
-                t, source = _expand(balls.first[t], balls.counts[t])
+                t, source = expand(balls.first[t], balls.counts[t])
                 b = b[source]
                 level -= 1
             stack.append(self._prune(blocks, level, b, t, radius))
@@ -235,7 +235,7 @@ def _length(v: Rows) -> Tensor:
     return dot_rows(v, v).sqrt()
 
 
-def _expand(first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def expand(first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Concatenate the ranges first[i] ... first[i] + counts[i] - 1; also say which i each came from."""
     source = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     start = torch.cumsum(counts, 0) - counts

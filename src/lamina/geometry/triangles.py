@@ -30,6 +30,13 @@ def triangle_areas(corners: Tensor) -> Tensor:
     return 0.5 * dot(n, n).sqrt()
 
 
+def corner_angles(corners: Tensor) -> Tensor:
+    """Angles (m, 3) at the corners of triangles (m, 3, 3)."""
+    u, v = corners.roll(-1, 1) - corners, corners.roll(1, 1) - corners
+    across = torch.linalg.cross(u, v)
+    return torch.atan2(dot(across, across).sqrt(), dot(u, v))
+
+
 Rows = tuple[Tensor, Tensor, Tensor]  # n vectors as three contiguous (n,) tensors x, y, z
 
 

@@ -14,6 +14,8 @@ from lamina.quadrature import Quadrature
 from lamina.schemes.sheets import Elements
 from lamina.surfaces.base import ClosestPoints
 
+SLIVER = 0.05  # dx^2 of surface in a cell: with less, a neighbour takes it
+
 
 class Locator(Protocol):
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
@@ -28,10 +30,35 @@ class CutSurface:
     lattice: Lattice
     elements: Elements
     quadrature: Quadrature
-    element: Tensor  # (q,) the element of each quadrature point
-    local: Tensor  # (q, 3) its coordinates in the cell, 0 to 1
+    element: Tensor  # (q,) the element that holds each quadrature point
+    local: Tensor  # (q, 3) its coordinates in that element's cell: 0 to 1, or just outside for an absorbed sliver
     normal: Tensor  # (e, 3) mean unit normal of each element
+    flatness: Tensor  # (e,) 1 where all normals of an element agree, 0 for an even mixture
     locator: Locator
+    host: Tensor  # (l,) the element for each that the locator names
+    conductivity: Tensor | None = None  # (q,) corrects the stiffness near singular points; None: 1
+
+    @classmethod
+    def build(
+        cls,
+        lattice: Lattice,
+        elements: Elements,
+        quadrature: Quadrature,
+        element: Tensor,
+        locator: Locator,
+        sheets: bool,
+    ) -> CutSurface:
+        """elements and element as cut; `sheets` False takes all sheets of a cell for one."""
+        host = torch.arange(len(elements.cell), device=element.device)
+        if not sheets:
+            elements, host = elements.without_copies()
+            element = host[element]
+        area = quadrature.weights.new_zeros(len(elements.cell)).index_add_(0, element, quadrature.weights)
+        elements, absorber = elements.absorbed(area / lattice.spacing**2, SLIVER)
+        element, host = absorber[element], absorber[host]
+        local = (quadrature.points - lattice.origin) / lattice.spacing - elements.cell[element]
+        normal, flatness = mean_normals(quadrature, element, elements.active)
+        return cls(lattice, elements, quadrature, element, local, normal, flatness, locator, host)
 
     @property
     def spacing(self) -> float:
@@ -44,18 +71,25 @@ class CutSurface:
         lost = int((element < 0).sum())
         if lost:
             raise InputError(f"{lost} of {len(element)} points do not lie on the surface; project them to it first.")
+        element = self.host[element]
         return element, coordinate - self.elements.cell[element]
 
 
-def mean_normals(quadrature: Quadrature, element: Tensor, count: int) -> Tensor:
-    """Principal direction of sum w n n^T, which does not care about the signs of the normals, by power steps."""
+def mean_normals(quadrature: Quadrature, element: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Principal direction (count, 3) of the mean of n n^T, which does not care about the signs of the normals,
+    by power steps; and the gap (count,) between the two largest eigenvalues."""
     n = quadrature.normals
     moment = (n[:, :, None] * n[:, None, :] * quadrature.weights[:, None, None]).reshape(-1, 9)
     total = n.new_zeros(count, 9).index_add_(0, element, moment).reshape(-1, 3, 3)
-    total = total / total.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    mean = total = total / total.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     for _ in range(6):
         total = torch.bmm(total, total)
         total = total / total.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     column = total.diagonal(dim1=1, dim2=2).argmax(1)
     direction = total[torch.arange(count, device=n.device), :, column]
-    return direction / direction.norm(dim=1, keepdim=True)
+    direction = direction / direction.norm(dim=1, keepdim=True)
+    # The eigenvalues add up to 1 and their squares to |mean|^2, so the largest gives the others.
+    first = torch.einsum("ea,eab,eb->e", direction, mean, direction)
+    rest = 1 - first
+    apart = (2 * (mean.square().sum((1, 2)) - first**2) - rest**2).clamp_min(0).sqrt()
+    return direction, (first - 0.5 * (rest + apart)).clamp(0, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from lamina.geometry.cut import cut_simplices
 from lamina.geometry.lattice import Lattice
 from lamina.linear.graph import components
 from lamina.quadrature import on_triangles
-from lamina.schemes.cutsurface import CutSurface, mean_normals
+from lamina.schemes.cones import cone_conductivity
+from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
@@ -59,7 +60,7 @@ _NEIGHBOURS = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) fo
 _NEIGHBOURS = _NEIGHBOURS[_NEIGHBOURS.abs().sum(1).argsort(stable=True)]
 
 
-def cut_mesh(surface: Surface, lattice: Lattice) -> CutSurface:
+def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurface:
     """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
     assert isinstance(surface, Mesh)
     assert surface.faces is not None
@@ -80,16 +81,9 @@ def cut_mesh(surface: Surface, lattice: Lattice) -> CutSurface:
     elements = Elements.build(elements_cell, _across_cells(pairs, pair_cell, pair_face, element_of_pair))
     quadrature = on_triangles(lattice.origin + lattice.spacing * pieces, surface.face_normals[face])
     element = element_of_pair[pair_of_piece].repeat_interleave(3)
-    local = (quadrature.points - lattice.origin) / lattice.spacing - elements_cell[element]
-    return CutSurface(
-        lattice,
-        elements,
-        quadrature,
-        element,
-        local,
-        mean_normals(quadrature, element, len(elements_cell)),
-        Incidence(key, element_of_pair, low, shape, count),
-    )
+    incidence = Incidence(key, element_of_pair, low, shape, count)
+    cut = CutSurface.build(lattice, elements, quadrature, element, incidence, sheets)
+    return replace(cut, conductivity=cone_conductivity(surface, cut))
 
 
 def _within_cells(surface: Mesh, lattice: Lattice, pairs: Incidence) -> tuple[Tensor, Tensor]:

@@ -16,23 +16,26 @@ from torch import Tensor
 from lamina.geometry.lattice import OCTANTS
 from lamina.linear.graph import components
 
+Glue = tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
+
 
 @dataclass(frozen=True)
 class Elements:
     """Cut elements, how they are glued, and their unknowns.
 
     Corner number c of a cell lies at OCTANTS[c]. Glue (a, b, axis): the sheet of element a goes on into
-    element b of the next cell along the axis.
+    element b of the next cell along the axis. The first `len(unknown)` elements have unknowns; those after
+    them, slivers that a neighbour has absorbed, are there for the glue only.
     """
 
     cell: Tensor  # (e, 3) int64
-    glue: tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
-    unknown: Tensor  # (e, 8) int64
+    glue: Glue
+    unknown: Tensor  # (a, 8) int64
     component: Tensor  # (e,) int64, connected through the glue
 
     @classmethod
-    def build(cls, cell: Tensor, glue: tuple[Tensor, Tensor, Tensor], component: Tensor | None = None) -> Elements:
-        """component: where it is known already, from a finer lattice."""
+    def build(cls, cell: Tensor, glue: Glue, active: int | None = None, component: Tensor | None = None) -> Elements:
+        """active: how many elements have unknowns, all unless given; component: where it is known already."""
         a, b, axis = glue
         octants = OCTANTS.to(cell.device)
         left, right = [], []
@@ -43,7 +46,13 @@ class Elements:
             left.append((a[here, None] * 8 + near).reshape(-1))
             right.append((b[here, None] * 8 + far).reshape(-1))
         unknown = components(8 * len(cell), torch.cat(left), torch.cat(right)).reshape(-1, 8)
+        if active is not None and active < len(cell):
+            unknown = torch.unique(unknown[:active], return_inverse=True)[1].reshape(-1, 8)
         return cls(cell, glue, unknown, components(len(cell), a, b) if component is None else component)
+
+    @property
+    def active(self) -> int:
+        return len(self.unknown)
 
     @cached_property
     def unknowns(self) -> int:
@@ -51,8 +60,40 @@ class Elements:
 
     def component_of_unknowns(self) -> Tensor:
         label = torch.empty(self.unknowns, dtype=torch.int64, device=self.cell.device)
-        label[self.unknown.reshape(-1)] = self.component.repeat_interleave(8)
+        label[self.unknown.reshape(-1)] = self.component[: self.active].repeat_interleave(8)
         return label
+
+    def absorbed(self, area: Tensor, least: float) -> tuple[Elements, Tensor]:
+        """Elements with less than `least` of area (e,) give their surface to a neighbour.
+
+        A neighbour's functions are continued into the sliver, whose own corners, with next to no surface to
+        hold them, would spoil the conditioning (the aggregation of Badia, Verdugo and Martin 2018). Returns the
+        elements, reordered, and the one (e,) that holds the surface of each old one.
+        """
+        a, b, axis = self.glue
+        e = torch.arange(len(area), device=area.device)
+        small, large = torch.cat([a, b]), torch.cat([b, a])
+        use = (area[small] < least) & (area[large] >= least)
+        small, large = small[use], large[use]
+        widest = torch.zeros_like(area).scatter_reduce_(0, small, area[large], "amax")
+        use = area[large] == widest[small]
+        host = e.scatter_reduce(0, small[use], large[use], "amin", include_self=False)
+        # What goes on beyond a sliver must share corners with its host, or it would come loose.
+        while True:
+            loose = (self.cell[host[a]] - self.cell[host[b]]).abs().amax(1) > 1
+            if not bool(loose.any()):
+                break
+            back = torch.cat([a[loose], b[loose]])
+            host[back] = back
+        order, place = _first(host == e)
+        glue = (place[a], place[b], axis)
+        return Elements.build(self.cell[order], glue, int((host == e).sum()), self.component[order]), place[host]
+
+    def without_copies(self) -> tuple[Elements, Tensor]:
+        """One element for each cell, whatever sheets are in it, glued to all its neighbours; to measure by."""
+        cell, place = torch.unique(self.cell, dim=0, return_inverse=True)
+        a, b, axis = self.glue
+        return Elements.build(cell, distinct_glue(place[a], place[b], axis, len(cell))), place
 
     def coarsened(self) -> tuple[Elements, Tensor]:
         """The elements of the lattice of twice the spacing, and the one (e,) that each element lies in.
@@ -68,12 +109,24 @@ class Elements:
         coarse_cell[parent] = cell
         component = torch.empty(count, dtype=torch.int64, device=cell.device)
         component[parent] = self.component
+        active = torch.zeros(count, dtype=torch.bool, device=cell.device)
+        active[parent[: self.active]] = True
+        order, place = _first(active)
+        parent = place[parent]
         across = ~inside
         glue = distinct_glue(parent[a[across]], parent[b[across]], axis[across], count)
-        return Elements.build(coarse_cell, glue, component), parent
+        return Elements.build(coarse_cell[order], glue, int(active.sum()), component[order]), parent
 
 
-def distinct_glue(a: Tensor, b: Tensor, axis: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def _first(which: Tensor) -> tuple[Tensor, Tensor]:
+    """The order that puts the true ones first, and the new place of each."""
+    order = torch.argsort((~which).to(torch.uint8), stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    return order, place
+
+
+def distinct_glue(a: Tensor, b: Tensor, axis: Tensor, count: int) -> Glue:
     """Each glue between `count` elements once."""
     key = torch.unique((a * count + b) * 3 + axis)
     pair = torch.div(key, 3, rounding_mode="floor")

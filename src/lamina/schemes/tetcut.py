@@ -79,7 +79,7 @@ def _cell_key(cell: Tensor, low: Tensor, shape: Tensor) -> Tensor:
     return (i * shape[1] + j) * shape[2] + k
 
 
-def cut_closest_points(surface: Surface, lattice: Lattice) -> CutSurface:
+def cut_closest_points(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurface:
     """Cut a surface known by its closest points and oriented normals."""
     band = Band.build(surface, lattice, 1.75 * lattice.spacing)
     x = lattice.position(band.ijk)
@@ -105,9 +105,9 @@ def cut_closest_points(surface: Surface, lattice: Lattice) -> CutSurface:
         element_of_triangle, elements = _elements(cell, owner[real], edge[real])
     element = element_of_triangle.repeat_interleave(3)
     coordinate = (quadrature.points - lattice.origin) / lattice.spacing
-    normal = mean_normals(quadrature, element, len(elements.cell))
+    normal, _ = mean_normals(quadrature, element, len(elements.cell))
     locator = _locator(elements, coordinate, quadrature.weights, element, normal)
-    return CutSurface(lattice, elements, quadrature, element, coordinate - elements.cell[element], normal, locator)
+    return CutSurface.build(lattice, elements, quadrature, element, locator, sheets)
 
 
 def _whole_cells(band: Band, offset: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,8 +37,8 @@ from lamina.schemes.tetcut import cut_closest_points
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 
-STABILISATION = 0.1
-SLIVER = 5e-4
+STABILISATION = 0.1, 3e-3  # rho in flat cells, and where the surface turns within one
+LEAST_AREA = 5e-3  # dx^2 of surface that every cell is taken to have
 SMOOTHER_DEGREE = 3
 SMOOTHER_RATIO = 6.0  # largest over smallest eigenvalue that the smoother damps
 COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 3500}  # a GPU inverts quickly and launches slowly
@@ -161,10 +161,18 @@ class Trace:
     name = "trace"
     order = 2
 
-    def __init__(self, surface: Surface, lattice: Lattice, update: Update = lambda fraction, what: None):
+    def __init__(
+        self,
+        surface: Surface,
+        lattice: Lattice,
+        update: Update = lambda fraction, what: None,
+        *,
+        sheets: bool = True,
+    ):
+        """sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth."""
         self.spacing = lattice.spacing
         update(0.0, "cutting cells")
-        self.cut = cut_surface(surface, lattice)
+        self.cut = cut_surface(surface, lattice, sheets)
         update(0.4, "assembling")
         self.quadrature = self.cut.quadrature
         self.levels = build_levels(self.cut, lattice.spacing)
@@ -298,15 +306,18 @@ class Trace:
         return v.new_zeros(self.component_count).index_add_(0, self.levels[0].component, v)
 
 
-def cut_surface(surface: Surface, lattice: Lattice) -> CutSurface:
+def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurface:
     """Exact pieces for meshes; from closest points for everything else."""
-    return cut_mesh(surface, lattice) if isinstance(surface, Mesh) else cut_closest_points(surface, lattice)
+    cut = cut_mesh if isinstance(surface, Mesh) else cut_closest_points
+    return cut(surface, lattice, sheets)
 
 
 def element_stiffness(cut: CutSurface) -> Tensor:
     """sum_q w_q (P grad phi_i).(P grad phi_j) for every element (e, 8, 8)."""
-    out = cut.local.new_zeros(len(cut.elements.cell), 64)
+    out = cut.local.new_zeros(cut.elements.active, 64)
     weights, normals = cut.quadrature.weights / cut.spacing**2, cut.quadrature.normals
+    if cut.conductivity is not None:
+        weights = weights * cut.conductivity
     for here in _chunks(cut.local):
         gradient = trilinear_gradients(cut.local[here])
         normal = normals[here, None]
@@ -318,7 +329,7 @@ def element_stiffness(cut: CutSurface) -> Tensor:
 
 def element_mass(cut: CutSurface) -> Tensor:
     """sum_q w_q phi_i phi_j for every element (e, 8, 8)."""
-    out = cut.local.new_zeros(len(cut.elements.cell), 64)
+    out = cut.local.new_zeros(cut.elements.active, 64)
     for here in _chunks(cut.local):
         phi = trilinear(cut.local[here])
         product = (phi * cut.quadrature.weights[here, None])[:, :, None] * phi[:, None]
@@ -327,18 +338,24 @@ def element_mass(cut: CutSurface) -> Tensor:
 
 
 def stabilisation(cut: CutSurface) -> Tensor:
-    """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j), n its mean normal."""
-    return STABILISATION * torch.einsum("ea,eb,abij->eij", cut.normal, cut.normal, _gradient_moments(cut.local))
+    """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j), n its mean normal.
+
+    Where the surface turns within the cell, no direction is normal to all of it, and its faces hold the
+    gradient between them: there rho is small.
+    """
+    flat, turned = STABILISATION
+    rho = turned + (flat - turned) * cut.flatness**8
+    return torch.einsum("e,ea,eb,abij->eij", rho, cut.normal, cut.normal, _gradient_moments(cut.local))
 
 
 def sliver_stiffness(cut: CutSurface) -> Tensor:
-    """Tangential stiffness for cells that the surface barely enters, as if SLIVER dx^2 of it lay in them.
+    """Tangential stiffness for cells that the surface barely enters, as if LEAST_AREA dx^2 of it lay in them.
 
-    Normals do not reach the far corners of a cell where a rim, a crease or a tiny part ends just inside it;
-    without this their unknowns hang on a piece of no area, and conjugate gradients crawl.
+    Slivers that no neighbour could absorb (the tips of tiny parts) hang on a piece of no area; without this
+    conjugate gradients crawl.
     """
     area = torch.zeros_like(cut.normal[:, 0]).index_add_(0, cut.element, cut.quadrature.weights) / cut.spacing**2
-    missing = (SLIVER - area).clamp_min(0)
+    missing = (LEAST_AREA - area).clamp_min(0)
     tangent = torch.eye(3, dtype=area.dtype, device=area.device) - cut.normal[:, :, None] * cut.normal[:, None, :]
     return torch.einsum("e,eab,abij->eij", missing, tangent, _gradient_moments(cut.local))
 
@@ -370,12 +387,13 @@ def build_levels(cut: CutSurface, spacing: float) -> list[TraceLevel]:
         last = elements.unknowns <= COARSEST_UNKNOWNS[K.device.type] or coarse.unknowns > 0.8 * elements.unknowns
         coarse_unknown = coarse_weight = None
         if not last:
-            octant = (elements.cell % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
+            parent = parent[: elements.active]
+            octant = (elements.cell[: elements.active] % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
             owner = torch.empty(elements.unknowns, dtype=torch.int64, device=K.device)
-            owner[elements.unknown.reshape(-1)] = torch.arange(8 * len(elements.cell), device=K.device)
+            owner[elements.unknown.reshape(-1)] = torch.arange(8 * elements.active, device=K.device)
             coarse_unknown = coarse.unknown[parent[owner // 8]]
             coarse_weight = T[octant[owner // 8], owner % 8]
-            K, M = (_coarse_matrices(E, T[octant], parent, len(coarse.cell)) for E in (K, M))
+            K, M = (_coarse_matrices(E, T[octant], parent, coarse.active) for E in (K, M))
         levels.append(
             TraceLevel(spacing, elements, crow, column, k, m, component, coarse_unknown, coarse_weight, coarse.unknowns)
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
-from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
+from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit
 from lamina.linear.graph import components
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface, vertex_areas
 
@@ -34,7 +34,7 @@ class Mesh(Surface):
         vertices, faces = _checked(V, F)
         kept = self._usable_faces(vertices, faces)
         self.points, self.faces = vertices, kept
-        edge, first, second = _face_adjacency(vertices, kept)
+        edge, first, second, self.same_vertex, self.full_angle = _face_adjacency(vertices, kept)
         component = components(len(kept), first, second)
         self.shared_edge, self.shared_first, self.shared_second = edge, first, second
         corners = vertices[kept]
@@ -83,6 +83,16 @@ class Mesh(Surface):
     def face_adjacency(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ends (k, 2, 3) of the edges where two faces meet, and those faces (k,), (k,)."""
         return self.points[self.shared_edge], self.shared_first, self.shared_second
+
+    @property
+    def cone_ratio(self) -> Tensor:
+        """2 pi over the angle (n,) that the faces make around each vertex, pi over it on a rim: 1 where the surface
+        could be laid flat, less at a saddle, more at a tip; infinite where more than two faces meet in an edge."""
+        assert self.faces is not None
+        angle = corner_angles(self.points[self.faces])
+        total = torch.zeros_like(self.points[:, 0])
+        total.index_add_(0, self.same_vertex[self.faces].reshape(-1), angle.reshape(-1))
+        return self.full_angle / total[self.same_vertex]
 
     def own_feet(self) -> ClosestPoints:
         return ClosestPoints(self.own_points, self.normals, self.component, self.own_face)
@@ -161,10 +171,12 @@ def _checked(V, F) -> tuple[Tensor, Tensor]:
     return vertices.detach().cpu(), faces.detach().cpu()
 
 
-def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Edges (k, 2) where two faces meet and those faces (k,), (k,), coincident vertices taken as one.
 
-    Where more than two faces meet in an edge, they are chained: each with the next.
+    Where more than two faces meet in an edge, they are chained: each with the next. Also the first vertex (n,)
+    at each vertex's position, and the angle (n,) around it in a flat surface: 2 pi, pi on a rim, infinite at
+    an edge of more than two faces.
     """
     _, first, same = np.unique(vertices.numpy(), axis=0, return_index=True, return_inverse=True)
     f = same.reshape(-1)[faces.numpy()]
@@ -172,9 +184,21 @@ def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Te
     owner = np.tile(np.arange(len(f)), 3)
     key = edges[:, 0] * (int(f.max()) + 1) + edges[:, 1]
     order = np.argsort(key, kind="stable")
-    meet = np.flatnonzero(np.diff(key[order]) == 0)
+    as_next = np.diff(key[order]) == 0
+    meet = np.flatnonzero(as_next)
     a, b = order[meet], order[meet + 1]
-    return torch.from_numpy(first[edges[a]]), torch.from_numpy(owner[a]), torch.from_numpy(owner[b])
+    before, after = np.concatenate([[False], as_next]), np.concatenate([as_next, [False]])
+    angle = np.full(len(first), 2 * np.pi)
+    angle[edges[order[~before & ~after]]] = np.pi
+    angle[edges[order[before & after]]] = np.inf
+    same = same.reshape(-1)
+    return (
+        torch.from_numpy(first[edges[a]]),
+        torch.from_numpy(owner[a]),
+        torch.from_numpy(owner[b]),
+        torch.from_numpy(first[same]),
+        torch.from_numpy(angle[same]).to(vertices.dtype),
+    )
 
 
 def _vertex_normals(vertices: Tensor, faces: Tensor, normals: Tensor) -> Tensor:
