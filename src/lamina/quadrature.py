@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lamina.geometry.triangles import triangle_areas
+from lamina.geometry.triangles import Rows, rows, triangle_areas, unit
 
 # Strang and Fix: three interior points, exact for quadratics.
 TRIANGLE_RULE = ((2 / 3, 1 / 6, 1 / 6), (1 / 6, 2 / 3, 1 / 6), (1 / 6, 1 / 6, 2 / 3))
@@ -36,9 +37,47 @@ class Quadrature:
         return self.integral(f) / self.area
 
 
-def on_triangles(corners: Tensor, normals: Tensor) -> Quadrature:
-    """Three points on each of the triangles (m, 3, 3) with unit normals (m, 3), triangle by triangle."""
-    rule = torch.tensor(TRIANGLE_RULE, dtype=corners.dtype, device=corners.device)
-    points = torch.einsum("qi,mid->mqd", rule, corners).reshape(-1, 3)
-    weights = (triangle_areas(corners) / 3).repeat_interleave(3)
-    return Quadrature(points, normals.repeat_interleave(3, 0), weights)
+def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature:
+    """Three points on each of the plane polygons with unit normals (n, 3), exact for quadratics.
+
+    A polygon is the union of the triangles (m, 3, 3) that carry its number (m,). Three equal weights at
+    c + sqrt(2) L d_k, with the polygon's centroid c, covariance L L^T and three unit vectors d_k at equal
+    angles, have its moments up to the second.
+    """
+    base = torch.empty_like(normals)
+    base[polygon] = corners[:, 0]  # any point of the polygon will do
+    across, along = tangents(normals)
+    arms = rows(corners - base[polygon, None])
+    x, y = (_dot_columns(arms, rows(t[polygon])) for t in (across, along))  # (m, 3): in the plane, from the base
+    # Over a triangle, the mean of x is sx / 3 and that of x y is (sum of x y + sx sy) / 12, sx the sum of x.
+    sx, sy = x[:, 0] + x[:, 1] + x[:, 2], y[:, 0] + y[:, 1] + y[:, 2]
+    area = triangle_areas(corners)
+    products = [(a[:, 0] * b[:, 0] + a[:, 1] * b[:, 1] + a[:, 2] * b[:, 2]) for a, b in ((x, x), (x, y), (y, y))]
+    means = [sx / 3, sy / 3, *((p + q) / 12 for p, q in zip(products, (sx * sx, sx * sy, sy * sy), strict=True))]
+    moments = torch.stack([area, *(area * m for m in means)], 1)
+    total, *means = moments.new_zeros(len(normals), 6).index_add_(0, polygon, moments).unbind(1)
+    cx, cy, xx, xy, yy = (m / total for m in means)
+    tiny = torch.finfo(area.dtype).tiny
+    a = (xx - cx * cx).clamp_min(tiny).sqrt()
+    b = (xy - cx * cy) / a
+    c = (yy - cy * cy - b * b).clamp_min(0).sqrt()
+    points = []
+    for k in range(3):
+        cosine, sine = math.sqrt(2) * math.cos(2 * math.pi * k / 3), math.sqrt(2) * math.sin(2 * math.pi * k / 3)
+        points.append(base + (cx + a * cosine)[:, None] * across + (cy + b * cosine + c * sine)[:, None] * along)
+    return Quadrature(
+        torch.stack(points, 1).reshape(-1, 3), normals.repeat_interleave(3, 0), (total / 3).repeat_interleave(3)
+    )
+
+
+def _dot_columns(a: Rows, b: Rows) -> Tensor:
+    """(m, 3) from vectors a, (m, 3) in each component, and b, (m,) in each."""
+    return a[0] * b[0][:, None] + a[1] * b[1][:, None] + a[2] * b[2][:, None]
+
+
+def tangents(normals: Tensor) -> tuple[Tensor, Tensor]:
+    """Two unit vectors (n, 3) that make an orthonormal frame with each normal."""
+    least = normals.abs().argmin(1, keepdim=True)
+    axis = torch.zeros_like(normals).scatter_(1, least, 1.0)
+    across = unit(torch.linalg.cross(normals, axis))
+    return across, torch.linalg.cross(normals, across)

@@ -78,3 +78,28 @@ def preconditioner(levels: Sequence[Level], like: Tensor) -> Callable[[Tensor], 
         return result.clone()
 
     return replay
+
+
+class Shifted:
+    """The levels of A shifted by c, and the V-cycle on them, for the last few shifts c asked for."""
+
+    def __init__(self, make: Callable[[float], list], keep: int = 4):
+        self.make, self.keep = make, keep
+        self._levels: dict[float, list] = {}
+        self._cycles: dict[float, Callable[[Tensor], Tensor]] = {}
+
+    def levels(self, shift: float) -> list:
+        if shift not in self._levels:
+            if len(self._levels) >= self.keep:
+                oldest = next(iter(self._levels))
+                self._levels.pop(oldest)
+                self._cycles.pop(oldest, None)
+            self._levels[shift] = self.make(shift)
+        return self._levels[shift]
+
+    def cycle(self, shift: float, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """r -> one V-cycle from zero, for vectors such as `like`."""
+        levels = self.levels(shift)
+        if shift not in self._cycles:
+            self._cycles[shift] = preconditioner(levels, like)
+        return self._cycles[shift]

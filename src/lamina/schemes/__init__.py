@@ -6,7 +6,7 @@ from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.schemes.base import Scheme, Update
 from lamina.schemes.coupled import Coupled
-from lamina.schemes.trace import Trace
+from lamina.schemes.trace import Trace, cut_surface
 from lamina.sizing import DEFAULT_CELLS, THIN_SHARE, extent, thin_share
 from lamina.surfaces.base import Surface
 from lamina.surfaces.mesh import Mesh
@@ -43,4 +43,9 @@ def choose_scheme(surface: Surface, scheme: str, order: int | None, spacing: flo
 
 
 def build_scheme(scheme: str, geometry: Surface, lattice: Lattice, order: int, update: Update) -> Scheme:
-    return Trace(geometry, lattice, update) if scheme == "trace" else Coupled(geometry, lattice, order, update)
+    if scheme == "coupled":
+        return Coupled(geometry, lattice, order, update)
+    update(0.0, "cutting cells")
+    cut = cut_surface(geometry, lattice)
+    update(0.5, "assembling")
+    return Trace(cut)

@@ -29,7 +29,7 @@ from lamina.extension.interpolation import Lines, interpolation_matrix, linear_s
 from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import fgmres
-from lamina.linear.multigrid import chebyshev_steps, preconditioner
+from lamina.linear.multigrid import Shifted, chebyshev_steps
 from lamina.schemes.base import Field, Update
 from lamina.schemes.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.base import ClosestPoints, Surface
@@ -119,8 +119,7 @@ class Coupled:
         self.spacing = lattice.spacing
         self.component_count = surface.component_count
         self.levels = build_levels(surface, lattice, order, update)
-        self._shifted: dict[float, list[ShiftedLevel]] = {}
-        self._cycles: dict[float, Callable[[Tensor], Tensor]] = {}
+        self._shifted = Shifted(self._shift)
 
     @property
     def unknowns(self) -> int:
@@ -140,14 +139,11 @@ class Coupled:
 
     def solve(self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None):
         """GMRES on A - shift I, preconditioned by one V-cycle."""
-        levels = self.shifted(shift)
-        finest = levels[0]
-        if shift not in self._cycles:
-            self._cycles[shift] = preconditioner(levels, g)
+        finest = self._shifted.levels(shift)[0]
         return fgmres(
             lambda u: finest.project(finest.apply(u)),
             finest.project(g),
-            precondition=self._cycles[shift],
+            precondition=self._shifted.cycle(shift, g),
             start=start,
             tolerance=tolerance,
             scale=float(g.norm()),  # a right-hand side that is all mean leaves only rounding once projected
@@ -181,17 +177,14 @@ class Coupled:
         return rows
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
-        """The levels of A - shift I; the coarsest one factored. The last few are kept."""
-        if shift not in self._shifted:
-            if len(self._shifted) >= 4:
-                oldest = next(iter(self._shifted))
-                self._shifted.pop(oldest)
-                self._cycles.pop(oldest, None)
-            levels = [ShiftedLevel(level, shift) for level in self.levels]
-            if len(self.levels[-1].band) <= DIRECT_NODES:
-                levels[-1] = ShiftedLevel(self.levels[-1], shift, self._factor(shift))
-            self._shifted[shift] = levels
-        return self._shifted[shift]
+        """The levels of A - shift I, the coarsest one factored; the last few are kept."""
+        return self._shifted.levels(shift)
+
+    def _shift(self, shift: float) -> list[ShiftedLevel]:
+        levels = [ShiftedLevel(level, shift) for level in self.levels]
+        if len(self.levels[-1].band) <= DIRECT_NODES:
+            levels[-1] = ShiftedLevel(self.levels[-1], shift, self._factor(shift))
+        return levels
 
     def _factor(self, shift: float) -> tuple[Tensor, Tensor]:
         """LU of the coarsest A - shift I; for shift 0 bordered by the constants of each component."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from lamina.geometry.cut import cut_simplices
 from lamina.geometry.lattice import Lattice
 from lamina.linear.graph import components
-from lamina.quadrature import on_triangles
+from lamina.quadrature import on_polygons
 from lamina.schemes.cones import cone_conductivity
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.sheets import Elements, distinct_glue
@@ -79,8 +79,8 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurf
     elements_cell = torch.empty(int(element_of_pair.max()) + 1, 3, dtype=torch.int64, device=key.device)
     elements_cell[element_of_pair] = pair_cell
     elements = Elements.build(elements_cell, _across_cells(pairs, pair_cell, pair_face, element_of_pair))
-    quadrature = on_triangles(lattice.origin + lattice.spacing * pieces, surface.face_normals[face])
-    element = element_of_pair[pair_of_piece].repeat_interleave(3)
+    quadrature = on_polygons(lattice.origin + lattice.spacing * pieces, pair_of_piece, surface.face_normals[pair_face])
+    element = element_of_pair.repeat_interleave(3)
     incidence = Incidence(key, element_of_pair, low, shape, count)
     cut = CutSurface.build(lattice, elements, quadrature, element, incidence, sheets)
     return replace(cut, conductivity=cone_conductivity(surface, cut))

@@ -131,27 +131,3 @@ def distinct_glue(a: Tensor, b: Tensor, axis: Tensor, count: int) -> Glue:
     key = torch.unique((a * count + b) * 3 + axis)
     pair = torch.div(key, 3, rounding_mode="floor")
     return torch.div(pair, count, rounding_mode="floor"), pair % count, key % 3
-
-
-def trilinear(t: Tensor) -> Tensor:
-    """Values (n, 8) of the corner functions at t (n, 3) in the unit cell."""
-    s = torch.stack([1 - t, t], -1)  # (n, 3, 2)
-    return (s[:, 0, :, None, None] * s[:, 1, None, :, None] * s[:, 2, None, None, :]).reshape(-1, 8)
-
-
-def trilinear_gradients(t: Tensor) -> Tensor:
-    """Gradients (n, 8, 3) of the corner functions at t (n, 3) in the unit cell."""
-    s = torch.stack([1 - t, t], -1)
-    slope = torch.tensor([-1.0, 1.0], dtype=t.dtype, device=t.device).expand(len(t), 2)
-    parts = []
-    for axis in range(3):
-        x, y, z = (slope if axis == d else s[:, d] for d in range(3))
-        parts.append((x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]).reshape(-1, 8))
-    return torch.stack(parts, -1)
-
-
-def child_interpolation(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """T (8, 8, 8): T[o, i, j] is the value at corner i of the child cell in octant o of coarse corner function j."""
-    octants = OCTANTS.to(device=device, dtype=dtype)
-    position = 0.5 * (octants[:, None] + octants[None])
-    return trilinear(position.reshape(-1, 3)).reshape(8, 8, 8)

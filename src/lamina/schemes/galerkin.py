@@ -1,0 +1,136 @@
+"""Element matrices of the trace scheme: stiffness, mass, and what keeps the cut cells stable."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lamina.geometry.lattice import OCTANTS
+from lamina.quadrature import tangents
+from lamina.schemes.cutsurface import CutSurface
+
+STABILISATION = 0.1, 3e-3  # rho in flat cells, and where the surface turns within one
+LEAST_AREA = 5e-3  # dx^2 of surface that every cell is taken to have
+CHUNK = {"cpu": 2**13, "cuda": 2**19}  # pieces at a time
+
+
+def stiffness_and_mass(cut: CutSurface, diffusivity: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """K and M (e, 8, 8), the stabilisation included in K.
+
+    diffusivity at the quadrature points: (q,), or (q, 3, 3) of which the tangential part counts.
+    """
+    surface, mass = _integrals(cut, diffusivity)
+    scale = _mean_diffusivity(cut, diffusivity)
+    return surface + scale * (stabilisation(cut) + sliver_stiffness(cut)), mass
+
+
+def _integrals(cut: CutSurface, diffusivity: Tensor | None) -> tuple[Tensor, Tensor]:
+    """sum_q w_q a (P grad phi_i).(P grad phi_j) and sum_q w_q phi_i phi_j for every element."""
+    count = cut.elements.active
+    K, M = (cut.local.new_zeros(count, 64) for _ in range(2))
+    frame = tangents(cut.quadrature.normals)
+    weights = cut.quadrature.weights
+    stiff = weights / cut.spacing**2
+    if cut.conductivity is not None:
+        stiff = stiff * cut.conductivity
+    if diffusivity is not None and diffusivity.ndim == 1:
+        stiff = stiff * diffusivity
+    size = 3 * CHUNK[cut.local.device.type]
+    for start in range(0, len(weights), size):
+        here = slice(start, start + size)
+        # Points come three to a piece, and all three to one element: one product for each piece.
+        element = cut.element[here][::3]
+        phi, *gradient = trilinear_with_gradients(cut.local[here])
+        along = torch.stack([_directional(gradient, t[here]) for t in frame], 1)  # (q, 2, 8)
+        flux = along * stiff[here, None, None]
+        if diffusivity is not None and diffusivity.ndim == 3:
+            basis = torch.stack([t[here] for t in frame], 1)  # (q, 2, 3)
+            flux = torch.bmm(torch.bmm(basis, torch.bmm(diffusivity[here], basis.transpose(1, 2))), flux)
+        product = torch.bmm(along.reshape(-1, 6, 8).transpose(1, 2), flux.reshape(-1, 6, 8))
+        K.index_add_(0, element, product.reshape(-1, 64))
+        values = phi.reshape(-1, 3, 8)
+        product = torch.bmm(values.transpose(1, 2), values * weights[here].reshape(-1, 3, 1))
+        M.index_add_(0, element, product.reshape(-1, 64))
+    return K.reshape(-1, 8, 8), M.reshape(-1, 8, 8)
+
+
+def _directional(gradient: list[Tensor], direction: Tensor) -> Tensor:
+    """(n, 8) from the three components (n, 8) of the gradients and directions (n, 3)."""
+    x, y, z = direction.unbind(1)
+    out = gradient[0] * x[:, None]
+    return out.addcmul_(gradient[1], y[:, None]).addcmul_(gradient[2], z[:, None])
+
+
+def _mean_diffusivity(cut: CutSurface, diffusivity: Tensor | None) -> Tensor | float:
+    """Mean over each element (e, 1, 1): what the stabilisation must keep up with."""
+    if diffusivity is None:
+        return 1.0
+    if diffusivity.ndim == 3:
+        normal = cut.quadrature.normals
+        across = torch.einsum("qa,qab,qb->q", normal, diffusivity, normal)
+        diffusivity = (diffusivity.diagonal(dim1=1, dim2=2).sum(1) - across) / 2
+    weights = cut.quadrature.weights
+    total = weights.new_zeros(2, cut.elements.active)
+    total.index_add_(1, cut.element, torch.stack([weights * diffusivity, weights]))
+    return (total[0] / total[1])[:, None, None]
+
+
+def stabilisation(cut: CutSurface) -> Tensor:
+    """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j), n its mean normal.
+
+    Where the surface turns within the cell, no direction is normal to all of it, and its faces hold the
+    gradient between them: there rho is small.
+    """
+    flat, turned = STABILISATION
+    rho = turned + (flat - turned) * cut.flatness**8
+    return _quadratic(rho[:, None, None] * cut.normal[:, :, None] * cut.normal[:, None, :])
+
+
+def sliver_stiffness(cut: CutSurface) -> Tensor:
+    """Tangential stiffness for cells that the surface barely enters, as if LEAST_AREA dx^2 of it lay in them.
+
+    Slivers that no neighbour could absorb (the tips of tiny parts) hang on a piece of no area; without this
+    conjugate gradients crawl.
+    """
+    area = torch.zeros_like(cut.normal[:, 0]).index_add_(0, cut.element, cut.quadrature.weights) / cut.spacing**2
+    small = (area < LEAST_AREA).nonzero()[:, 0]
+    normal = cut.normal[small]
+    tangent = torch.eye(3, dtype=area.dtype, device=area.device) - normal[:, :, None] * normal[:, None, :]
+    out = area.new_zeros(len(area), 8, 8)
+    out[small] = _quadratic((LEAST_AREA - area[small])[:, None, None] * tangent)
+    return out
+
+
+def _quadratic(D: Tensor) -> Tensor:
+    """The integrals (e, 8, 8) of grad phi_i . D grad phi_j over the unit cell, D (e, 3, 3)."""
+    # Exact by two Gauss points an axis.
+    gauss = 0.5 + 0.5 / 3**0.5 * torch.tensor([-1.0, 1.0], dtype=D.dtype, device=D.device)
+    t = torch.stack(torch.meshgrid(gauss, gauss, gauss, indexing="ij"), -1).reshape(-1, 3)
+    gradient = torch.stack(trilinear_with_gradients(t)[1:], -1)  # (8 points, 8 functions, 3)
+    moments = torch.einsum("qia,qjb->abij", gradient, gradient) / 8
+    return (D.reshape(-1, 9) @ moments.reshape(9, 64)).reshape(-1, 8, 8)
+
+
+def trilinear(t: Tensor) -> Tensor:
+    """Values (n, 8) of the corner functions at t (n, 3) in the unit cell."""
+    s = torch.stack([1 - t, t], -1)  # (n, 3, 2)
+    return (s[:, 0, :, None, None] * s[:, 1, None, :, None] * s[:, 2, None, None, :]).reshape(-1, 8)
+
+
+def trilinear_with_gradients(t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Values (n, 8) of the corner functions at t (n, 3) in the unit cell, and their three derivatives."""
+    x, y, z = torch.stack([1 - t, t], -1).unbind(1)  # (n, 2) each
+    slope = torch.tensor([-1.0, 1.0], dtype=t.dtype, device=t.device)[None]
+    xy, yz, xz = (a[:, :, None] * b[:, None, :] for a, b in ((x, y), (y, z), (x, z)))
+    value = (x[:, :, None, None] * yz[:, None]).reshape(-1, 8)
+    dx = (slope[:, :, None, None] * yz[:, None]).reshape(-1, 8)
+    dy = (slope[:, None, :, None] * xz[:, :, None]).reshape(-1, 8)
+    dz = (slope[:, None, None, :] * xy[..., None]).reshape(-1, 8)
+    return value, dx, dy, dz
+
+
+def child_interpolation(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """T (8, 8, 8): T[o, i, j] is the value at corner i of the child cell in octant o of coarse corner function j."""
+    octants = OCTANTS.to(device=device, dtype=dtype)
+    position = 0.5 * (octants[:, None] + octants[None])
+    return trilinear(position.reshape(-1, 3)).reshape(8, 8, 8)

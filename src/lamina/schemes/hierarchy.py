@@ -1,0 +1,186 @@
+"""The levels of the trace scheme, and K + c M on them as a V-cycle sees it.
+
+Lattices nest, so the coarse spaces are subspaces: a coarse element's matrix is the sum of T^T K_e T over its
+children, T the trilinear interpolation, and multigrid is Galerkin without a single sparse product. Vectors are
+(n,), or (n, k) for k fields at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from lamina.linear.assembly import assemble
+from lamina.linear.components import ComponentMean
+from lamina.linear.multigrid import chebyshev_steps
+from lamina.schemes.galerkin import child_interpolation
+from lamina.schemes.sheets import Elements
+
+SMOOTHER_DEGREE = 3
+SMOOTHER_RATIO = 6.0  # largest over smallest eigenvalue that the smoother damps
+COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 3500}  # a GPU inverts quickly and launches slowly
+
+
+@dataclass(frozen=True)
+class TraceLevel:
+    """K and M of one lattice, on one sparsity pattern, and the interpolation from the next coarser one."""
+
+    spacing: float
+    elements: Elements
+    crow: Tensor
+    column: Tensor
+    stiffness: Tensor  # (nnz,)
+    mass: Tensor  # (nnz,)
+    component: Tensor  # (n,) int64
+    coarse_unknown: Tensor | None = None  # (n, 8) int64
+    coarse_weight: Tensor | None = None  # (n, 8)
+    coarse_count: int = 0
+
+    @property
+    def unknowns(self) -> int:
+        return len(self.component)
+
+    def matrix(self, stiffness: float, mass: float) -> Tensor:
+        """stiffness K + mass M as CSR."""
+        values = self.stiffness * stiffness
+        if mass:
+            values = torch.add(values, self.mass, alpha=mass)
+        return torch.sparse_csr_tensor(
+            self.crow, self.column, values, size=(self.unknowns, self.unknowns), check_invariants=False
+        )
+
+    def diagonal(self, values: Tensor) -> Tensor:
+        """The diagonal (n,) of the matrix with these values (nnz,)."""
+        row = torch.repeat_interleave(
+            torch.arange(self.unknowns, device=self.crow.device), torch.diff(self.crow).long()
+        )
+        here = row == self.column
+        diagonal = torch.zeros_like(values[: self.unknowns])
+        diagonal[row[here]] = values[here]
+        return diagonal
+
+
+@dataclass(frozen=True)
+class ShiftedLevel:
+    """K + c M on one level, as the V-cycle sees it."""
+
+    level: TraceLevel
+    shift: float
+    mean: ComponentMean
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        return self.level.matrix(1.0, self.shift)
+
+    @cached_property
+    def inverse_diagonal(self) -> Tensor:
+        return 1 / self.level.diagonal(self.matrix.values())
+
+    @cached_property
+    def steps(self) -> list[float]:
+        """Chebyshev steps for the upper part of the spectrum of D^-1 (K + c M), by the power method."""
+        generator = torch.Generator().manual_seed(0)
+        v = torch.rand(self.level.unknowns, generator=generator, dtype=torch.float64).to(self.matrix)
+        for _ in range(12):
+            v = self.inverse_diagonal * (self.matrix @ (v / v.norm()))
+        largest = float(v.norm())
+        return chebyshev_steps(1.1 * largest / SMOOTHER_RATIO, 1.1 * largest, SMOOTHER_DEGREE)
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """Cholesky factor (on a GPU the inverse) of D^-1/2 (K + c M) D^-1/2.
+
+        For c = 0 the constants of each component, which K does not see, are made stiff. Pieces of surface that
+        barely enter a cell leave modes that are all rounding; a shift lifts them, as small as will do."""
+        scale = self.inverse_diagonal.sqrt()
+        A = scale[:, None] * self.matrix.to_dense() * scale
+        if self.shift == 0:
+            constants = torch.nn.functional.one_hot(self.level.component).to(A) / scale[:, None]
+            constants = constants / constants.norm(dim=0).clamp_min(torch.finfo(A.dtype).tiny)
+            A = A + constants @ constants.T
+        lift = 16 * torch.finfo(A.dtype).eps
+        while True:
+            A.diagonal().add_(lift)
+            factor, info = torch.linalg.cholesky_ex(A)
+            if int(info) == 0:
+                return torch.cholesky_inverse(factor) if A.is_cuda else factor
+            lift *= 10
+
+    def apply(self, u: Tensor) -> Tensor:
+        return self.matrix @ u
+
+    def relax(self, u: Tensor | None, g: Tensor) -> Tensor:
+        steps, inverse = self.steps, _rows(self.inverse_diagonal, g)
+        if u is None:
+            u, steps = steps[0] * inverse * g, steps[1:]
+        for step in steps:
+            u = torch.addcmul(u, inverse, g - self.matrix @ u, value=step)
+        return u
+
+    def restrict(self, residual: Tensor) -> Tensor:
+        unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
+        out = residual.new_zeros(self.level.coarse_count, *residual.shape[1:])
+        if residual.ndim == 1:
+            return out.index_add_(0, unknown.reshape(-1), (weight * residual[:, None]).reshape(-1))
+        for corner in range(8):  # all at once would take eight copies of k fields
+            out.index_add_(0, unknown[:, corner], weight[:, corner, None] * residual)
+        return out
+
+    def prolong(self, correction: Tensor) -> Tensor:
+        unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
+        if correction.ndim == 1:
+            return (weight * correction[unknown]).sum(1)
+        out = weight[:, 0, None] * correction[unknown[:, 0]]
+        for corner in range(1, 8):
+            out.addcmul_(weight[:, corner, None], correction[unknown[:, corner]])
+        return out
+
+    def solve(self, g: Tensor) -> Tensor:
+        if self.shift == 0:
+            g = self.mean.remove(g)
+        scale = _rows(self.inverse_diagonal.sqrt(), g)
+        if g.is_cuda:
+            return scale * (self.factor @ (scale * g))
+        return scale * torch.cholesky_solve((scale * g).reshape(len(g), -1), self.factor).reshape(g.shape)
+
+
+def _rows(v: Tensor, like: Tensor) -> Tensor:
+    """v (n,) shaped to scale the rows of `like`, (n,) or (n, k)."""
+    return v if like.ndim == 1 else v[:, None]
+
+
+def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> list[TraceLevel]:
+    """K and M on the cut cells of spacing dx, 2dx, 4dx, ..., each the Galerkin restriction of the finer one."""
+    T = child_interpolation(K.dtype, K.device)
+    levels: list[TraceLevel] = []
+    while True:
+        crow, column, (k, m) = assemble(elements.unknown, elements.unknowns, [K, M])
+        component = elements.component_of_unknowns()
+        coarse, parent = elements.coarsened()
+        # Many small parts, each in a cell of its own, do not coarsen any further.
+        last = elements.unknowns <= COARSEST_UNKNOWNS[K.device.type] or coarse.unknowns > 0.8 * elements.unknowns
+        coarse_unknown = coarse_weight = None
+        if not last:
+            parent = parent[: elements.active]
+            octant = (elements.cell[: elements.active] % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
+            owner = torch.empty(elements.unknowns, dtype=torch.int64, device=K.device)
+            owner[elements.unknown.reshape(-1)] = torch.arange(8 * elements.active, device=K.device)
+            coarse_unknown = coarse.unknown[parent[owner // 8]]
+            coarse_weight = T[octant[owner // 8], owner % 8]
+            K, M = (_coarse_matrices(E, T[octant], parent, coarse.active) for E in (K, M))
+        levels.append(
+            TraceLevel(spacing, elements, crow, column, k, m, component, coarse_unknown, coarse_weight, coarse.unknowns)
+        )
+        if last:
+            return levels
+        elements, spacing = coarse, 2 * spacing
+
+
+def _coarse_matrices(E: Tensor, T: Tensor, parent: Tensor, count: int) -> Tensor:
+    """sum over children of T^T E T, (count, 8, 8)."""
+    projected = torch.bmm(T.transpose(1, 2), torch.bmm(E, T))
+    return E.new_zeros(count, 64).index_add_(0, parent, projected.reshape(-1, 64)).reshape(-1, 8, 8)
