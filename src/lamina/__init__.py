@@ -16,6 +16,7 @@ _warnings.filterwarnings("ignore", message="Sparse invariant checks are implicit
 
 from lamina.domain import Domain  # noqa: E402  (after the filter, which must be set before torch is used)
 from lamina.errors import InputError, SolveError  # noqa: E402
+from lamina.pde.eigen import Eigenmodes, eigenmodes  # noqa: E402
 from lamina.pde.heat import heat  # noqa: E402
 from lamina.pde.poisson import poisson  # noqa: E402
 from lamina.solution import Solution  # noqa: E402
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Domain",
+    "Eigenmodes",
     "Ellipsoid",
     "Implicit",
     "InputError",
@@ -42,6 +44,7 @@ __all__ = [
     "SphericalMap",
     "Surface",
     "Torus",
+    "eigenmodes",
     "heat",
     "load",
     "poisson",

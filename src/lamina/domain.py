@@ -86,6 +86,7 @@ class Domain:
         # Only now: a point cloud notes what its fit found.
         self.warnings: list[str] = [*self.geometry.notes, *([thin] if thin else [])]
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
+        self._trace: Domain | None = None
         self.mean = ComponentMean(self.component, self.component_count, self.surface.areas)
 
     @property
@@ -111,6 +112,21 @@ class Domain:
         if isinstance(self.scheme, Trace):
             return self.scheme.quadrature
         return cut_surface(self.geometry, self.lattice).quadrature
+
+    def as_trace(self, reason: str) -> Domain:
+        """This surface and grid with the trace scheme; made once."""
+        if self._trace is None:
+            self._trace = Domain(
+                self.surface,
+                self.spacing,
+                extension=self.extension,
+                scheme="trace",
+                device=self.points.device,
+                dtype=self.points.dtype,
+                show_progress=False,
+            )
+            self._trace.scheme_reason = reason
+        return self._trace
 
     def field(self, data: Callable[[Tensor], Tensor] | Tensor | float, name: str) -> Callable[[Tensor], Tensor]:
         """data as a function on surface points: a callable, a number, or values (m,) at `points`.

@@ -12,7 +12,9 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.linear.krylov import KrylovResult
+from lamina.pde.variational import Diffusivity, variational
 from lamina.progress import progress
+from lamina.schemes.base import Scheme
 from lamina.sizing import extent
 from lamina.solution import Solution
 
@@ -26,15 +28,18 @@ def poisson(
     f: Callable[[Tensor], Tensor] | Tensor | float,
     *,
     screening: float = 0.0,
+    diffusivity: Diffusivity | None = None,
     tolerance: float | None = None,
     show_progress: bool | None = None,
     raise_on_failure: bool = True,
 ) -> Solution:
-    """Solve Laplacian(u) - screening u = f, the Laplacian being that of the surface.
+    """Solve div(diffusivity grad u) - screening u = f on the surface: the Laplacian, where no diffusivity is given.
 
     f: callable on (n, 3) points, values (m,) at domain.points, or a number. With screening = 0 the solution
     is fixed by zero mean on every connected component, and the mean of f there is removed (with a warning
-    when there is one to speak of). tolerance: relative residual, 1e-8 or what the precision allows.
+    when there is one to speak of). diffusivity: a positive number, values (m,) or symmetric tensors (m, 3, 3), whose
+    tangential part counts, at domain.points, or a callable with such values.
+    tolerance: relative residual, 1e-8 or what the precision allows.
 
     Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False
     returns what there is, with a warning).
@@ -42,7 +47,9 @@ def poisson(
     if not (math.isfinite(screening) and screening >= 0):
         raise InputError(f"screening must be a number >= 0, got {screening!r}.")
     start = time.perf_counter()
-    scheme = domain.scheme
+    scheme: Scheme = domain.scheme
+    if diffusivity is not None:
+        domain, scheme = variational(domain, diffusivity, "a diffusivity")
     tolerance = default_tolerance(domain, tolerance)
     right = domain.field(f, "the right-hand side")
     g = scheme.load(right)

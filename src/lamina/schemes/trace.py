@@ -27,7 +27,7 @@ from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.linear.multigrid import Shifted
 from lamina.schemes.base import Field
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.galerkin import stabilisation, stiffness_and_mass, trilinear
+from lamina.schemes.galerkin import consistent_mass, element_mass, element_stiffness, stabilisation, trilinear
 from lamina.schemes.hierarchy import ShiftedLevel, build_levels
 from lamina.schemes.meshcut import cut_mesh
 from lamina.schemes.tetcut import cut_closest_points
@@ -44,7 +44,7 @@ class Trace:
     def __init__(self, cut: CutSurface, diffusivity: Tensor | None = None):
         """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given."""
         self.cut, self.spacing, self.quadrature = cut, cut.spacing, cut.quadrature
-        K, M = stiffness_and_mass(cut, diffusivity)
+        K, M = element_stiffness(cut, diffusivity), element_mass(cut)
         self.levels = build_levels(cut.elements, cut.spacing, K, M)
         self.component = self.levels[0].component
         self.component_count = int(self.component.max()) + 1
@@ -100,18 +100,14 @@ class Trace:
 
     @cached_property
     def _projection(self) -> tuple[Tensor, Tensor]:
-        """M + dx^2 S, and one over its diagonal."""
-        unknown = self.cut.elements.unknown
-        S = self.spacing**2 * stabilisation(self.cut)
-        crow, column, (values,) = assemble(unknown, self.unknowns, [S])
-        level = self.levels[0]
-        assert torch.equal(column, level.column)
+        """M + dx^2 S, M consistent, and one over its diagonal."""
+        unknown, level = self.cut.elements.unknown, self.levels[0]
+        element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
+        crow, column, (values,) = assemble(unknown, self.unknowns, [element])
         matrix = torch.sparse_csr_tensor(
-            crow, column, values + level.mass, size=(self.unknowns, self.unknowns), check_invariants=False
+            crow, column, values, size=(self.unknowns, self.unknowns), check_invariants=False
         )
-        diagonal = values.new_zeros(self.unknowns)
-        diagonal.index_add_(0, unknown.reshape(-1), S.diagonal(dim1=1, dim2=2).reshape(-1))
-        return matrix, 1 / (diagonal + level.diagonal(level.mass))
+        return matrix, 1 / level.diagonal(values)
 
     def solve(
         self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None

@@ -1,0 +1,120 @@
+"""Eigenmodes of the surface Laplacian."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lamina.domain import Domain
+from lamina.errors import InputError, SolveError
+from lamina.linear.lobpcg import lobpcg
+from lamina.linear.multigrid import v_cycle
+from lamina.pde.variational import Diffusivity, variational
+from lamina.progress import progress
+from lamina.solution import Solution
+
+
+@dataclass(frozen=True)
+class Eigenmodes:
+    """The lowest eigenvalues of minus the surface Laplacian, and their functions.
+
+    eigenvalues (k,) increase from 0 (once for each component); unknowns (k, n) hold the functions on the grid,
+    orthonormal over the surface: the integral of the square of each is 1. residual: the largest relative one.
+    """
+
+    domain: Domain = field(repr=False)
+    eigenvalues: Tensor
+    unknowns: Tensor = field(repr=False)
+    iterations: int
+    residual: float
+    seconds: float
+
+    def __len__(self) -> int:
+        return len(self.eigenvalues)
+
+    @property
+    def values(self) -> Tensor:
+        """The functions (k, m) at domain.points."""
+        return (self.domain.readout @ self.unknowns.T).T
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """The functions (k, n) at points (n, 3) on or near the surface."""
+        return torch.stack([self.domain.evaluate(u, points) for u in self.unknowns])
+
+    def mode(self, i: int) -> Solution:
+        """Function number i, to plot, save or evaluate."""
+        return Solution(
+            self.domain, self.unknowns[i][None], (0.0,), self.iterations, self.residual, steps=0, seconds=self.seconds
+        )
+
+
+def eigenmodes(
+    domain: Domain,
+    k: int,
+    *,
+    diffusivity: Diffusivity | None = None,
+    tolerance: float | None = None,
+    show_progress: bool | None = None,
+) -> Eigenmodes:
+    """The k lowest eigenpairs of -div(diffusivity grad u) = lambda u on the surface.
+
+    diffusivity: as in `poisson`, 1 unless given. tolerance: relative residual, 1e-6 or what the precision
+    allows; the eigenvalues of the grid are found to about its square.
+
+    Raises InputError for bad input, SolveError when the tolerance is not reached.
+    """
+    domain, scheme = variational(domain, diffusivity, "eigenmodes")
+    if not isinstance(k, int) or not 1 <= k <= scheme.unknowns // 5:
+        raise InputError(
+            f"k must be an integer from 1 to {scheme.unknowns // 5}, a fifth of the unknowns, got {k!r}; "
+            "use a smaller spacing for more."
+        )
+    if tolerance is None:
+        tolerance = max(1e-6, 1e2 * torch.finfo(domain.points.dtype).eps)
+    elif not 0 < tolerance < 1:
+        raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
+    begin = time.perf_counter()
+    # Weyl: lambda_k is about 4 pi k / area. Shifted by the first of them the operator is definite.
+    shift = 4 * torch.pi / float(scheme.area.sum())
+    levels = scheme.shifted(shift)
+    with progress("eigenmodes", show_progress) as update:
+        result = lobpcg(
+            lambda v: scheme.K @ v,
+            lambda v: scheme.M @ v,
+            _start(scheme, k, lambda v: v_cycle(levels, v)),
+            k,
+            precondition=lambda r: v_cycle(levels, r),
+            scale=shift,
+            tolerance=tolerance,
+            report=lambda i, r: update(min(1.0, i / 20), f"{k} eigenmodes, residual {r:.1e}"),
+        )
+    worst = float(result.residuals.max())
+    if not worst <= tolerance:
+        raise SolveError(
+            f"The eigenmodes stopped at a relative residual of {worst:.1e} after {result.iterations} iterations "
+            f"(asked: {tolerance:.0e}); use a larger tolerance, or fewer modes."
+        )
+    return Eigenmodes(
+        domain,
+        result.values.clamp_min(0),
+        result.vectors.T.contiguous(),
+        result.iterations,
+        worst,
+        time.perf_counter() - begin,
+    )
+
+
+def _start(scheme, k: int, smooth: Callable[[Tensor], Tensor]) -> Tensor:
+    """The constants of each component, which are exact, and smoothed noise; some columns more than wanted."""
+    count = k + max(4, k // 4)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(scheme.unknowns, count, generator=generator, dtype=torch.float64) - 0.5
+    block = smooth(noise.to(scheme.mass_of_one) * scheme.mass_of_one[:, None])
+    constants = min(scheme.component_count, k)
+    for i in range(constants):
+        block[:, i] = (scheme.component == i).to(block.dtype)
+    return block

@@ -1,0 +1,79 @@
+"""What problems of the variational scheme share: the scheme itself, with a diffusivity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lamina.domain import Domain
+from lamina.errors import InputError
+from lamina.schemes.trace import Trace
+
+# A number, values (m,) or tensors (m, 3, 3) at domain.points, or a function of points with such values.
+Diffusivity = Callable[[Tensor], Tensor] | Tensor | float
+
+
+def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> tuple[Domain, Trace]:
+    """A domain of the trace scheme on the same surface and grid, and its operators with the diffusivity.
+
+    Where the scheme was left to us, one is made (and kept) for the purpose.
+    Raises InputError when another scheme was asked for, or for a bad diffusivity.
+    """
+    if not isinstance(domain.scheme, Trace):
+        if domain.scheme_reason == "asked for":
+            raise InputError(
+                f'{what} needs the variational scheme and the domain has scheme="{domain.scheme.name}"; '
+                'use scheme="trace" or "auto".'
+            )
+        domain = domain.as_trace(f"needed for {what}")
+    scheme = domain.scheme
+    assert isinstance(scheme, Trace)
+    if diffusivity is None:
+        return domain, scheme
+    return domain, scheme.with_diffusivity(tensor_field(domain, diffusivity))
+
+
+def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor]:
+    """A diffusivity as a checked function of points: positive numbers (n,) or tensors (n, 3, 3)."""
+    if not callable(data) and torch.as_tensor(data).ndim == 3:
+        values = torch.as_tensor(data).to(domain.points)
+        count = len(domain.points)
+        if values.shape != (count, 3, 3):
+            raise InputError(
+                f"the diffusivity has shape {tuple(values.shape)}; expected ({count},) or ({count}, 3, 3), "
+                "one value for each of domain.points."
+            )
+
+        def interpolated(x: Tensor) -> Tensor:
+            columns = [domain.surface.interpolate(c, x) for c in values.reshape(-1, 9).unbind(1)]
+            return torch.stack(columns, 1).reshape(-1, 3, 3)
+
+        function = interpolated
+    else:
+        function = data if callable(data) else domain.field(data, "the diffusivity")
+
+    def checked(x: Tensor) -> Tensor:
+        values = function(x)
+        if not isinstance(values, Tensor) or values.shape not in ((len(x),), (len(x), 3, 3)):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise InputError(
+                f"the diffusivity returned {shape} for {len(x)} points; expected ({len(x)},) or ({len(x)}, 3, 3)."
+            )
+        values = values.to(x)
+        if values.ndim == 1:
+            if not bool((values > 0).all()):
+                raise InputError(f"the diffusivity must be positive and finite, got {float(values.min())!r} somewhere.")
+            return values
+        skew = (values - values.transpose(1, 2)).abs().amax()
+        if not bool(skew <= 1e-6 * values.abs().amax()):
+            raise InputError("the diffusivity must be symmetric (3, 3) tensors; symmetrise them.")
+        lowest = torch.linalg.eigvalsh(values)[:, 0]
+        if not bool((lowest >= -1e-9 * values.abs().amax()).all()):
+            raise InputError(
+                f"the diffusivity must be positive semidefinite, got an eigenvalue of {float(lowest.min()):.3g}."
+            )
+        return values
+
+    return checked
