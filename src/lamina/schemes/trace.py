@@ -120,6 +120,11 @@ class Trace:
         finest = self._shifted.levels(shift)[0]
         cycle = self._shifted.cycle(shift, g)
         b = -self.compatible(g)
+        # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must not
+        # stop short of it.
+        scale = float(g.norm())
+        if shift:
+            scale = max(float(b.norm()), 1e2 * torch.finfo(b.dtype).eps / tolerance * scale)
 
         def precondition(r: Tensor) -> Tensor:
             u = cycle(r)
@@ -131,8 +136,7 @@ class Trace:
             precondition=precondition,
             start=None if start is None else self.without_mean(start),
             tolerance=tolerance,
-            # A right-hand side that is all mean leaves only rounding once projected.
-            scale=float(torch.maximum(b.norm(), torch.finfo(b.dtype).eps / tolerance * g.norm())),
+            scale=scale,
             report=report,
         )
         u = self.without_mean(result.solution)
