@@ -72,7 +72,6 @@ class Domain:
             spacing = choose_spacing(self.surface, scheme)
         self.spacing = check_spacing(self.surface, spacing)
         check_memory(self.surface, self.spacing, scheme, dtype)
-        thin = thin_warning(self.surface, self.spacing, scheme)
         built = time.perf_counter()
         origin = self.geometry.bounds.mean(0)
         if scheme == "trace":
@@ -83,8 +82,6 @@ class Domain:
         with progress("building", show_progress) as update:
             self.scheme = build_scheme(scheme, self.geometry, self.lattice, self.order, update)
             self.readout = self.scheme.readout(self._own_feet())
-        # Only now: a point cloud notes what its fit found.
-        self.warnings: list[str] = [*self.geometry.notes, *([thin] if thin else [])]
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self._trace: Domain | None = None
         self.mean = ComponentMean(self.component, self.component_count, self.surface.areas)
@@ -105,6 +102,12 @@ class Domain:
     @property
     def unknowns(self) -> int:
         return self.scheme.unknowns
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What the user should know about the surface and the grid, one sentence each."""
+        thin = thin_warning(self.surface, self.spacing, self.scheme.name)
+        return [*self.geometry.notes, *([thin] if thin else [])]
 
     @cached_property
     def quadrature(self) -> Quadrature:

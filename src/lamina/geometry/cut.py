@@ -25,9 +25,14 @@ def cut_simplices(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             x = corners[:, :, axis]
             low, high = x.amin(1), x.amax(1)
             first, last = torch.floor(low + ON_PLANE) + 1, torch.ceil(high - ON_PLANE) - 1
-            crossed = first <= last
-            done.append(corners[~crossed])
-            done_origin.append(origin[~crossed])
+            crossed = (first <= last).nonzero()[:, 0]
+            if not len(crossed):
+                done.append(corners)
+                done_origin.append(origin)
+                break
+            whole = (first > last).nonzero()[:, 0]
+            done.append(corners[whole])
+            done_origin.append(origin[whole])
             plane = torch.minimum(torch.maximum(torch.round(0.5 * (low + high)), first), last)[crossed]
             corners, source = _split(corners[crossed], axis, plane)
             origin = origin[crossed][source]
@@ -60,3 +65,13 @@ def _crossing(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, axis: int, plane: Te
     point = a + (sa / (sa - sb))[:, None] * (b - a)
     point[:, axis] = plane
     return point
+
+
+def segments_meet_unit_cell(start: Tensor, end: Tensor) -> Tensor:
+    """Which segments (n,) pass through the closed unit cell at the origin, more than in a point."""
+    step = end - start
+    # A segment at right angles to an axis gives +-inf there, or NaN on the border, which counts as inside.
+    near, far = -start / step, (1 - start) / step
+    enter = torch.minimum(near, far).nan_to_num(nan=-torch.inf).amax(1).clamp_min(0)
+    leave = torch.maximum(near, far).nan_to_num(nan=torch.inf).amin(1).clamp_max(1)
+    return (leave - enter) * step.abs().amax(1) > ON_PLANE

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 GRAPH_UNKNOWNS = 2**18
+GRAPH_AFTER = 40
 
 
 class Level(Protocol):
@@ -53,31 +54,41 @@ def chebyshev_steps(low: float, high: float, count: int) -> list[float]:
     return sorted(1 / (centre + half * math.cos(math.pi * (2 * k + 1) / (2 * count))) for k in range(count))
 
 
-def preconditioner(levels: Sequence[Level], like: Tensor) -> Callable[[Tensor], Tensor]:
-    """r -> one V-cycle for A u = r from zero, for vectors such as `like`.
+class Cycle:
+    """r -> one V-cycle for A u = r from zero.
 
-    On a GPU a cycle on small grids is hundreds of short kernels, and launching them takes longer than running
-    them; a CUDA graph launches all at once. Recording one costs three cycles and keeps its vectors, so it is
-    done where grids are small.
+    On a GPU a cycle on small grids is many short kernels, and launching them takes longer than running them. A
+    CUDA graph launches all at once; recording it costs as much as some twenty cycles and keeps its vectors, so it is
+    done where grids are small, once there have been that many.
     """
-    if not like.is_cuda or len(like) > GRAPH_UNKNOWNS:
-        return lambda r: v_cycle(levels, r)
-    held = torch.zeros_like(like)
-    stream = torch.cuda.Stream(like.device)
-    stream.wait_stream(torch.cuda.current_stream(like.device))
-    with torch.cuda.stream(stream):  # the first run makes what the levels keep: factors, steps
-        v_cycle(levels, held)
-    torch.cuda.current_stream(like.device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = v_cycle(levels, held)
 
-    def replay(r: Tensor) -> Tensor:
-        held.copy_(r)
-        graph.replay()
-        return result.clone()
+    def __init__(self, levels: Sequence[Level]):
+        self.levels = levels
+        self.used = 0
+        self.replay: Callable[[Tensor], Tensor] | None = None
 
-    return replay
+    def __call__(self, r: Tensor) -> Tensor:
+        if self.replay is not None:
+            return self.replay(r)
+        self.used += 1
+        if r.is_cuda and self.used > GRAPH_AFTER and len(r) <= GRAPH_UNKNOWNS:
+            self.replay = self._recorded(r)
+            return self.replay(r)
+        return v_cycle(self.levels, r)
+
+    def _recorded(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+        held = torch.zeros_like(like)
+        torch.cuda.synchronize(like.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = v_cycle(self.levels, held)
+
+        def replay(r: Tensor) -> Tensor:
+            held.copy_(r)
+            graph.replay()
+            return result.clone()
+
+        return replay
 
 
 class Shifted:
@@ -86,7 +97,7 @@ class Shifted:
     def __init__(self, make: Callable[[float], list], keep: int = 4):
         self.make, self.keep = make, keep
         self._levels: dict[float, list] = {}
-        self._cycles: dict[float, Callable[[Tensor], Tensor]] = {}
+        self._cycles: dict[float, Cycle] = {}
 
     def levels(self, shift: float) -> list:
         if shift not in self._levels:
@@ -97,9 +108,8 @@ class Shifted:
             self._levels[shift] = self.make(shift)
         return self._levels[shift]
 
-    def cycle(self, shift: float, like: Tensor) -> Callable[[Tensor], Tensor]:
-        """r -> one V-cycle from zero, for vectors such as `like`."""
+    def cycle(self, shift: float) -> Cycle:
         levels = self.levels(shift)
         if shift not in self._cycles:
-            self._cycles[shift] = preconditioner(levels, like)
+            self._cycles[shift] = Cycle(levels)
         return self._cycles[shift]

@@ -143,7 +143,7 @@ class Coupled:
         return fgmres(
             lambda u: finest.project(finest.apply(u)),
             finest.project(g),
-            precondition=self._shifted.cycle(shift, g),
+            precondition=self._shifted.cycle(shift),
             start=start,
             tolerance=tolerance,
             scale=float(g.norm()),  # a right-hand side that is all mean leaves only rounding once projected

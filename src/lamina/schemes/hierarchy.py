@@ -7,7 +7,7 @@ children, T the trilinear interpolation, and multigrid is Galerkin without a sin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from lamina.linear.assembly import assemble
 from lamina.linear.components import ComponentMean
+from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
 from lamina.schemes.galerkin import child_interpolation
 from lamina.schemes.sheets import Elements
 
-SMOOTHER_DEGREE = 3
-SMOOTHER_RATIO = 6.0  # largest over smallest eigenvalue that the smoother damps
-COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 3500}  # a GPU inverts quickly and launches slowly
+SMOOTHER_DEGREE = 4
+SMOOTHER_RATIO = 40.0  # largest over smallest eigenvalue that the smoother damps
+COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 1500}  # a GPU inverts quickly and launches slowly
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,10 @@ class ShiftedLevel:
 
     @cached_property
     def steps(self) -> list[float]:
-        """Chebyshev steps for the upper part of the spectrum of D^-1 (K + c M), by the power method."""
-        generator = torch.Generator().manual_seed(0)
-        v = torch.rand(self.level.unknowns, generator=generator, dtype=torch.float64).to(self.matrix)
-        for _ in range(12):
-            v = self.inverse_diagonal * (self.matrix @ (v / v.norm()))
-        largest = float(v.norm())
-        return chebyshev_steps(1.1 * largest / SMOOTHER_RATIO, 1.1 * largest, SMOOTHER_DEGREE)
+        """Chebyshev steps for the upper part of the spectrum of D^-1 (K + c M)."""
+        scale = self.inverse_diagonal.sqrt()
+        largest = largest_eigenvalue(lambda v: scale * (self.matrix @ (scale * v)), scale)
+        return chebyshev_steps(1.05 * largest / SMOOTHER_RATIO, 1.05 * largest, SMOOTHER_DEGREE)
 
     @cached_property
     def factor(self) -> Tensor:
@@ -118,8 +116,13 @@ class ShiftedLevel:
         if u is None:
             u, steps = steps[0] * inverse * g, steps[1:]
         for step in steps:
-            u = torch.addcmul(u, inverse, g - self.matrix @ u, value=step)
+            u = torch.addcmul(u, inverse, self.residual(u, g), value=step)
         return u
+
+    def residual(self, u: Tensor, g: Tensor) -> Tensor:
+        """g - (K + c M) u, in one pass."""
+        add = torch.addmv if g.ndim == 1 else torch.addmm
+        return add(g, self.matrix, u, alpha=-1)
 
     def restrict(self, residual: Tensor) -> Tensor:
         unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
@@ -160,23 +163,26 @@ def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> li
     while True:
         crow, column, (k, m) = assemble(elements.unknown, elements.unknowns, [K, M])
         component = elements.component_of_unknowns()
+        here = TraceLevel(spacing, elements, crow, column, k, m, component)
+        levels.append(here)
+        if elements.unknowns <= COARSEST_UNKNOWNS[K.device.type]:
+            return levels
         coarse, parent = elements.coarsened()
         # Many small parts, each in a cell of its own, do not coarsen any further.
-        last = elements.unknowns <= COARSEST_UNKNOWNS[K.device.type] or coarse.unknowns > 0.8 * elements.unknowns
-        coarse_unknown = coarse_weight = None
-        if not last:
-            parent = parent[: elements.active]
-            octant = (elements.cell[: elements.active] % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
-            owner = torch.empty(elements.unknowns, dtype=torch.int64, device=K.device)
-            owner[elements.unknown.reshape(-1)] = torch.arange(8 * elements.active, device=K.device)
-            coarse_unknown = coarse.unknown[parent[owner // 8]]
-            coarse_weight = T[octant[owner // 8], owner % 8]
-            K, M = (_coarse_matrices(E, T[octant], parent, coarse.active) for E in (K, M))
-        levels.append(
-            TraceLevel(spacing, elements, crow, column, k, m, component, coarse_unknown, coarse_weight, coarse.unknowns)
-        )
-        if last:
+        if coarse.unknowns > 0.8 * elements.unknowns:
             return levels
+        parent = parent[: elements.active]
+        octant = (elements.cell[: elements.active] % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
+        owner = torch.empty(elements.unknowns, dtype=torch.int64, device=K.device)
+        owner[elements.unknown.reshape(-1)] = torch.arange(8 * elements.active, device=K.device)
+        element, corner = torch.div(owner, 8, rounding_mode="floor"), owner % 8
+        levels[-1] = replace(
+            here,
+            coarse_unknown=coarse.unknown[parent[element]],
+            coarse_weight=T[octant[element], corner],
+            coarse_count=coarse.unknowns,
+        )
+        K, M = (_coarse_matrices(E, T[octant], parent, coarse.active) for E in (K, M))
         elements, spacing = coarse, 2 * spacing
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lamina.geometry.cut import cut_simplices
+from lamina.geometry.cut import cut_simplices, segments_meet_unit_cell
 from lamina.geometry.lattice import Lattice
+from lamina.geometry.nearest import expand
 from lamina.linear.graph import components
 from lamina.quadrature import on_polygons
 from lamina.schemes.cones import cone_conductivity
@@ -46,9 +47,16 @@ class Incidence:
 
     def position(self, cell: Tensor, face: Tensor) -> Tensor:
         """Position (n,) of the pairs, -1 where there is none."""
-        key = self.make_key(cell, face)
+        return self._find(self.make_key(cell, face))
+
+    def _find(self, key: Tensor) -> Tensor:
         at = torch.searchsorted(self.key, key).clamp_(max=len(self.key) - 1)
         return torch.where(self.key[at] == key, at, torch.full_like(at, -1))
+
+    def partner(self, position: Tensor, face: Tensor) -> Tensor:
+        """Position of the pair of the same cell with another face, -1 where there is none."""
+        key = self.key[position]
+        return self._find(key - key % self.faces + face)
 
 
 def pair_key(cell: Tensor, face: Tensor, low: Tensor, shape: Tensor, faces: int) -> Tensor:
@@ -75,10 +83,11 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurf
     pair_cell[pair_of_piece] = cell
     pair_face = key % count
     pairs = Incidence(key, torch.empty(0, dtype=torch.int64), low, shape, count)
-    element_of_pair = components(len(key), *_within_cells(surface, lattice, pairs))
+    element_of_pair = components(len(key), *_within_cells(surface, lattice, pairs, pair_cell, pair_face))
     elements_cell = torch.empty(int(element_of_pair.max()) + 1, 3, dtype=torch.int64, device=key.device)
     elements_cell[element_of_pair] = pair_cell
-    elements = Elements.build(elements_cell, _across_cells(pairs, pair_cell, pair_face, element_of_pair))
+    glue = _across_cells(pairs, pair_cell, pair_face, element_of_pair)
+    elements = Elements(elements_cell, glue, len(elements_cell))
     quadrature = on_polygons(lattice.origin + lattice.spacing * pieces, pair_of_piece, surface.face_normals[pair_face])
     element = element_of_pair.repeat_interleave(3)
     incidence = Incidence(key, element_of_pair, low, shape, count)
@@ -86,13 +95,21 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurf
     return replace(cut, conductivity=cone_conductivity(surface, cut))
 
 
-def _within_cells(surface: Mesh, lattice: Lattice, pairs: Incidence) -> tuple[Tensor, Tensor]:
+def _within_cells(
+    surface: Mesh, lattice: Lattice, pairs: Incidence, cell: Tensor, face: Tensor
+) -> tuple[Tensor, Tensor]:
     """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
     ends, first, second = surface.face_adjacency
-    _, edge, cell = cut_simplices((ends - lattice.origin) / lattice.spacing)
-    a, b = pairs.position(cell, first[edge]), pairs.position(cell, second[edge])
-    both = (a >= 0) & (b >= 0)
-    return a[both], b[both]
+    order = torch.argsort(face, stable=True)
+    count = torch.bincount(face, minlength=pairs.faces)
+    place, edge = expand((count.cumsum(0) - count)[first], count[first])
+    a = order[place]
+    b = pairs.partner(a, second[edge])
+    both = (b >= 0).nonzero()[:, 0]
+    a, b, edge = a[both], b[both], edge[both]
+    start, end = ((ends[edge, i] - lattice.origin) / lattice.spacing - cell[a] for i in (0, 1))
+    meets = segments_meet_unit_cell(start, end)
+    return a[meets], b[meets]
 
 
 def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,38 +21,41 @@ Glue = tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
 
 @dataclass(frozen=True)
 class Elements:
-    """Cut elements, how they are glued, and their unknowns.
+    """Cut elements and how they are glued; from that, their unknowns.
 
     Corner number c of a cell lies at OCTANTS[c]. Glue (a, b, axis): the sheet of element a goes on into
-    element b of the next cell along the axis. The first `len(unknown)` elements have unknowns; those after
-    them, slivers that a neighbour has absorbed, are there for the glue only.
+    element b of the next cell along the axis. The first `active` elements have unknowns; those after them,
+    slivers that a neighbour has absorbed, are there for the glue only.
     """
 
     cell: Tensor  # (e, 3) int64
     glue: Glue
-    unknown: Tensor  # (a, 8) int64
-    component: Tensor  # (e,) int64, connected through the glue
+    active: int
+    known_component: Tensor | None = None  # where it is known already, from a finer lattice
 
-    @classmethod
-    def build(cls, cell: Tensor, glue: Glue, active: int | None = None, component: Tensor | None = None) -> Elements:
-        """active: how many elements have unknowns, all unless given; component: where it is known already."""
-        a, b, axis = glue
-        octants = OCTANTS.to(cell.device)
+    @cached_property
+    def component(self) -> Tensor:
+        """Component (e,) int64: connected through the glue."""
+        if self.known_component is not None:
+            return self.known_component
+        return components(len(self.cell), self.glue[0], self.glue[1])
+
+    @cached_property
+    def unknown(self) -> Tensor:
+        """Number (active, 8) int64 of the unknown at each corner."""
+        a, b, axis = self.glue
+        octants = OCTANTS.to(self.cell.device)
         left, right = [], []
         for d in range(3):
-            here = axis == d
+            here = (axis == d).nonzero()[:, 0]
             near = (octants[:, d] == 1).nonzero()[:, 0]  # corners of a on the common face ...
             far = (octants[:, d] == 0).nonzero()[:, 0]  # ... and the same corners seen from b
             left.append((a[here, None] * 8 + near).reshape(-1))
             right.append((b[here, None] * 8 + far).reshape(-1))
-        unknown = components(8 * len(cell), torch.cat(left), torch.cat(right)).reshape(-1, 8)
-        if active is not None and active < len(cell):
-            unknown = torch.unique(unknown[:active], return_inverse=True)[1].reshape(-1, 8)
-        return cls(cell, glue, unknown, components(len(cell), a, b) if component is None else component)
-
-    @property
-    def active(self) -> int:
-        return len(self.unknown)
+        unknown = components(8 * len(self.cell), torch.cat(left), torch.cat(right)).reshape(-1, 8)
+        if self.active < len(self.cell):
+            unknown = torch.unique(unknown[: self.active], return_inverse=True)[1].reshape(-1, 8)
+        return unknown
 
     @cached_property
     def unknowns(self) -> int:
@@ -86,14 +89,23 @@ class Elements:
             back = torch.cat([a[loose], b[loose]])
             host[back] = back
         order, place = _first(host == e)
-        glue = (place[a], place[b], axis)
-        return Elements.build(self.cell[order], glue, int((host == e).sum()), self.component[order]), place[host]
+        return Elements(self.cell[order], (place[a], place[b], axis), int((host == e).sum())), place[host]
 
     def without_copies(self) -> tuple[Elements, Tensor]:
-        """One element for each cell, whatever sheets are in it, glued to all its neighbours; to measure by."""
+        """One element for each cell, whatever sheets are in it, glued to every neighbour; to measure by."""
         cell, place = torch.unique(self.cell, dim=0, return_inverse=True)
-        a, b, axis = self.glue
-        return Elements.build(cell, distinct_glue(place[a], place[b], axis, len(cell))), place
+        low = cell.amin(0)
+        _, ny, nz = (cell.amax(0) - low + 2).tolist()
+        stride = torch.tensor([ny * nz, nz, 1], device=cell.device)
+        key = ((cell - low) * stride).sum(1)  # increasing, as the cells are
+        a, b, axes = [], [], []
+        for axis in range(3):
+            at = torch.searchsorted(key, key + stride[axis]).clamp_(max=len(key) - 1)
+            here = (key[at] == key + stride[axis]).nonzero()[:, 0]
+            a.append(here)
+            b.append(at[here])
+            axes.append(torch.full_like(here, axis))
+        return Elements(cell, (torch.cat(a), torch.cat(b), torch.cat(axes)), len(cell)), place
 
     def coarsened(self) -> tuple[Elements, Tensor]:
         """The elements of the lattice of twice the spacing, and the one (e,) that each element lies in.
@@ -115,7 +127,7 @@ class Elements:
         parent = place[parent]
         across = ~inside
         glue = distinct_glue(parent[a[across]], parent[b[across]], axis[across], count)
-        return Elements.build(coarse_cell[order], glue, int(active.sum()), component[order]), parent
+        return Elements(coarse_cell[order], glue, int(active.sum()), component[order]), parent
 
 
 def _first(which: Tensor) -> tuple[Tensor, Tensor]:

@@ -186,7 +186,7 @@ def _elements(cell: Tensor, owner: Tensor, edge: Tensor) -> tuple[Tensor, Elemen
     backwards = step.sum(1) < 0
     a, b = torch.where(backwards, b, a), torch.where(backwards, a, b)
     glue = distinct_glue(a, b, step.abs().argmax(1), count)
-    return element, Elements.build(element_cell, glue)
+    return element, Elements(element_cell, glue, count)
 
 
 def _on_curved(six: Tensor, outward: Tensor) -> Quadrature:

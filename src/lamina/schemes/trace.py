@@ -118,7 +118,7 @@ class Trace:
         tolerance nor rounding touches the integral, and a field near its mean still gets all its digits.
         """
         finest = self._shifted.levels(shift)[0]
-        cycle = self._shifted.cycle(shift, g)
+        cycle = self._shifted.cycle(shift)
         b = -self.compatible(g)
         # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must not
         # stop short of it.
@@ -126,14 +126,14 @@ class Trace:
         if shift:
             scale = max(float(b.norm()), 1e2 * torch.finfo(b.dtype).eps / tolerance * scale)
 
-        def precondition(r: Tensor) -> Tensor:
-            u = cycle(r)
-            return u if shift else finest.mean.remove(u)
+        def project(v: Tensor) -> Tensor:
+            # For shift 0 constants are out of reach; rounding would pile up in them.
+            return v if shift else finest.mean.remove(v)
 
         result = conjugate_gradients(
-            finest.apply,
-            b,
-            precondition=precondition,
+            lambda u: project(finest.apply(u)),
+            project(b),
+            precondition=lambda r: project(cycle(r)),
             start=None if start is None else self.without_mean(start),
             tolerance=tolerance,
             scale=scale,
