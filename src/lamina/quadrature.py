@@ -44,8 +44,9 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     c + sqrt(2) L d_k, with the polygon's centroid c, covariance L L^T and three unit vectors d_k at equal
     angles, have its moments up to the second.
     """
-    base = torch.empty_like(normals)
-    base[polygon] = corners[:, 0]  # any point of the polygon will do
+    count = torch.full((len(normals),), len(polygon), device=polygon.device)
+    first = count.scatter_reduce_(0, polygon, torch.arange(len(polygon), device=polygon.device), "amin")
+    base = corners[first, 0]
     across, along = tangents(normals)
     arms = rows(corners - base[polygon, None])
     x, y = (_dot_columns(arms, rows(t[polygon])) for t in (across, along))  # (m, 3): in the plane, from the base

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import OCTANTS
 
 
-def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+@dataclass(frozen=True)
+class Pattern:
+    """Where the entries of a matrix are: row starts (n + 1,) and columns (nnz,), int32, and its diagonal (n,)."""
+
+    crow: Tensor
+    column: Tensor
+    diagonal: Tensor
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """The matrix with these values (nnz,) as CSR."""
+        n = len(self.diagonal)
+        return torch.sparse_csr_tensor(self.crow, self.column, values, size=(n, n), check_invariants=False)
+
+
+def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Pattern, list[Tensor]]:
     """Sum element matrices (e, 8, 8) over the unknowns (e, 8) of hexahedral elements.
 
-    Returns row starts (count + 1,) and columns (nnz,), int32, and the values (nnz,) of each matrix. The column
-    of a pair of corners is found from their offset on the lattice, one of 27; where copies of a node for
-    different sheets compete for a place, the losers move to spare places.
+    Returns the pattern and the values (nnz,) of each matrix. The column of a pair of corners is found from
+    their offset on the lattice, one of 27; where copies of a node for different sheets compete for a place, the
+    losers move to spare places.
     """
     device = unknown.device
     octants = OCTANTS.to(device)
@@ -25,20 +41,23 @@ def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Tenso
     table = torch.full((count, 27), -1, dtype=torch.int64, device=device)
     table[row, place] = column
     lost = (table[row, place] != column).nonzero()[:, 0]
-    while len(lost):
-        spare = torch.full((count, 1), -1, dtype=torch.int64, device=device)
-        spare[row[lost], 0] = column[lost]
-        won = spare[row[lost], 0] == column[lost]
-        place[lost[won]] = table.shape[1]
-        table = torch.cat([table, spare], 1)
-        lost = lost[~won]
+    if len(lost):
+        pair, which = torch.unique(row[lost] * count + column[lost], return_inverse=True)
+        owner = torch.div(pair, count, rounding_mode="floor")
+        spare = torch.arange(len(pair), device=device) - torch.searchsorted(owner, owner)
+        place[lost] = 27 + spare[which]
+        table = torch.nn.functional.pad(table, (0, int(spare.max()) + 1), value=-1)
+        table[owner, 27 + spare] = pair % count
     width = table.shape[1]
     used = table >= 0
     crow = torch.zeros(count + 1, dtype=torch.int32, device=device)
     crow[1:] = torch.cumsum(used.sum(1), 0)
     slot = row * width + place
-    values = []
-    for matrix in matrices:
-        full = torch.zeros(count * width, dtype=matrix.dtype, device=device)
-        values.append(full.index_add_(0, slot, matrix.reshape(-1)).reshape(count, width)[used])
-    return crow, table[used].to(torch.int32), values
+    entry = used.reshape(-1).nonzero()[:, 0]
+    # A node is its own neighbour at the middle one of the 27 offsets.
+    diagonal = crow[:-1].long() + used[:, :13].sum(1)
+    values = [
+        torch.zeros(count * width, dtype=m.dtype, device=device).index_add_(0, slot, m.reshape(-1))[entry]
+        for m in matrices
+    ]
+    return Pattern(crow, table.reshape(-1)[entry].to(torch.int32), diagonal), values

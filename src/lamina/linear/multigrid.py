@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 GRAPH_UNKNOWNS = 2**18
-GRAPH_AFTER = 40
 
 
 class Level(Protocol):
@@ -58,8 +57,8 @@ class Cycle:
     """r -> one V-cycle for A u = r from zero.
 
     On a GPU a cycle on small grids is many short kernels, and launching them takes longer than running them. A
-    CUDA graph launches all at once; recording it costs as much as some twenty cycles and keeps its vectors, so it is
-    done where grids are small, once there have been that many.
+    CUDA graph launches all at once; it keeps its vectors, so it is recorded where grids are small. The first cycle
+    runs without: it makes what the levels keep.
     """
 
     def __init__(self, levels: Sequence[Level]):
@@ -71,17 +70,20 @@ class Cycle:
         if self.replay is not None:
             return self.replay(r)
         self.used += 1
-        if r.is_cuda and self.used > GRAPH_AFTER and len(r) <= GRAPH_UNKNOWNS:
+        if r.is_cuda and self.used > 1 and len(r) <= GRAPH_UNKNOWNS:
             self.replay = self._recorded(r)
             return self.replay(r)
         return v_cycle(self.levels, r)
 
     def _recorded(self, like: Tensor) -> Callable[[Tensor], Tensor]:
         held = torch.zeros_like(like)
-        torch.cuda.synchronize(like.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        torch.cuda.synchronize(like.device)
+        # torch.cuda.graph would collect garbage and hand memory back first, which takes longer than the solve.
+        with torch.cuda.stream(torch.cuda.Stream(like.device)):
+            graph.capture_begin()
             result = v_cycle(self.levels, held)
+            graph.capture_end()
 
         def replay(r: Tensor) -> Tensor:
             held.copy_(r)

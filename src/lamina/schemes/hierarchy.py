@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lamina.linear.assembly import assemble
+from lamina.linear.assembly import Pattern, assemble
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
@@ -32,8 +32,7 @@ class TraceLevel:
 
     spacing: float
     elements: Elements
-    crow: Tensor
-    column: Tensor
+    pattern: Pattern
     stiffness: Tensor  # (nnz,)
     mass: Tensor  # (nnz,)
     component: Tensor  # (n,) int64
@@ -50,19 +49,7 @@ class TraceLevel:
         values = self.stiffness * stiffness
         if mass:
             values = torch.add(values, self.mass, alpha=mass)
-        return torch.sparse_csr_tensor(
-            self.crow, self.column, values, size=(self.unknowns, self.unknowns), check_invariants=False
-        )
-
-    def diagonal(self, values: Tensor) -> Tensor:
-        """The diagonal (n,) of the matrix with these values (nnz,)."""
-        row = torch.repeat_interleave(
-            torch.arange(self.unknowns, device=self.crow.device), torch.diff(self.crow).long()
-        )
-        here = row == self.column
-        diagonal = torch.zeros_like(values[: self.unknowns])
-        diagonal[row[here]] = values[here]
-        return diagonal
+        return self.pattern.matrix(values)
 
 
 @dataclass(frozen=True)
@@ -79,14 +66,14 @@ class ShiftedLevel:
 
     @cached_property
     def inverse_diagonal(self) -> Tensor:
-        return 1 / self.level.diagonal(self.matrix.values())
+        return 1 / self.matrix.values()[self.level.pattern.diagonal]
 
     @cached_property
     def steps(self) -> list[float]:
         """Chebyshev steps for the upper part of the spectrum of D^-1 (K + c M)."""
         scale = self.inverse_diagonal.sqrt()
-        largest = largest_eigenvalue(lambda v: scale * (self.matrix @ (scale * v)), scale)
-        return chebyshev_steps(1.05 * largest / SMOOTHER_RATIO, 1.05 * largest, SMOOTHER_DEGREE)
+        largest = 1.1 * largest_eigenvalue(lambda v: scale * (self.matrix @ (scale * v)), scale)
+        return chebyshev_steps(largest / SMOOTHER_RATIO, largest, SMOOTHER_DEGREE)
 
     @cached_property
     def factor(self) -> Tensor:
@@ -161,9 +148,9 @@ def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> li
     T = child_interpolation(K.dtype, K.device)
     levels: list[TraceLevel] = []
     while True:
-        crow, column, (k, m) = assemble(elements.unknown, elements.unknowns, [K, M])
+        pattern, (k, m) = assemble(elements.unknown, elements.unknowns, [K, M])
         component = elements.component_of_unknowns()
-        here = TraceLevel(spacing, elements, crow, column, k, m, component)
+        here = TraceLevel(spacing, elements, pattern, k, m, component)
         levels.append(here)
         if elements.unknowns <= COARSEST_UNKNOWNS[K.device.type]:
             return levels

@@ -101,13 +101,9 @@ class Trace:
     @cached_property
     def _projection(self) -> tuple[Tensor, Tensor]:
         """M + dx^2 S, M consistent, and one over its diagonal."""
-        unknown, level = self.cut.elements.unknown, self.levels[0]
         element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
-        crow, column, (values,) = assemble(unknown, self.unknowns, [element])
-        matrix = torch.sparse_csr_tensor(
-            crow, column, values, size=(self.unknowns, self.unknowns), check_invariants=False
-        )
-        return matrix, 1 / level.diagonal(values)
+        pattern, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [element])
+        return pattern.matrix(values), 1 / values[pattern.diagonal]
 
     def solve(
         self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None
@@ -180,7 +176,7 @@ class Trace:
         rows = []
         for level in self.levels:
             entries = len(level.stiffness)
-            size = 2 * level.stiffness.nbytes + level.column.nbytes + level.crow.nbytes
+            size = 2 * level.stiffness.nbytes + level.pattern.column.nbytes + level.pattern.crow.nbytes
             rows.append((level.spacing, level.unknowns, entries, size))
         return rows
 
