@@ -14,7 +14,7 @@ from lamina.quadrature import Quadrature
 from lamina.schemes.sheets import Elements
 from lamina.surfaces.base import ClosestPoints
 
-SLIVER = 0.05  # dx^2 of surface in a cell: with less, a neighbour takes it
+SLIVER = 0.02  # dx^2 of surface in a cell: with less, a neighbour takes it
 
 
 class Locator(Protocol):

@@ -27,7 +27,7 @@ from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.linear.multigrid import Shifted
 from lamina.schemes.base import Field
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.galerkin import consistent_mass, element_mass, element_stiffness, stabilisation, trilinear
+from lamina.schemes.galerkin import consistent_mass, element_matrices, stabilisation, trilinear
 from lamina.schemes.hierarchy import ShiftedLevel, build_levels
 from lamina.schemes.meshcut import cut_mesh
 from lamina.schemes.tetcut import cut_closest_points
@@ -44,7 +44,7 @@ class Trace:
     def __init__(self, cut: CutSurface, diffusivity: Tensor | None = None):
         """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given."""
         self.cut, self.spacing, self.quadrature = cut, cut.spacing, cut.quadrature
-        K, M = element_stiffness(cut, diffusivity), element_mass(cut)
+        K, M = element_matrices(cut, diffusivity)
         self.levels = build_levels(cut.elements, cut.spacing, K, M)
         self.component = self.levels[0].component
         self.component_count = int(self.component.max()) + 1
