@@ -3,6 +3,7 @@
     LAMINA_DATA=../shared/data python benchmarks/meshes.py [--scheme auto] [--spacing 0.04 0.02]
     python benchmarks/meshes.py --only spot fandisk armadillo --spacing 0.02
     python benchmarks/meshes.py --folders meshes furniture paper
+    python benchmarks/meshes.py --folders meshes furniture paper --spacing 0.04 --equal
 
 Each mesh is centred and scaled so that its longest half-extent is 1; f = sin(2x) cos(1.5y) + z. Every file
 ends in a row: solved, refused or failed (with the sentence that lamina gave), or crashed, hung or nonsense,
@@ -13,6 +14,8 @@ The reference treats a mesh as lamina does: vertices at one position are one, an
 only are not joined there (a point passes no flux; FEM that shares the vertex does not converge). Errors are
 taken at the vertices, without those in such contacts, with the mean removed on each component. References are
 kept in benchmarks/.cache; the first run takes some minutes longer for them.
+
+With --equal each file is solved by the trace scheme and then by the coupled one with about as many unknowns.
 
 Bars at spacing 0.02: NRMSE 2e-3 on spot, 1.2e-2 on fandisk and armadillo.
 """
@@ -153,8 +156,8 @@ def make_reference(path: Path) -> Row:
     return facts
 
 
-def solve(surface: Any, scheme: str, spacing: float, reference: Row | None) -> Row:
-    """One solve, whatever becomes of it."""
+def solve(surface: Any, scheme: str, spacing: float | None, reference: Row | None, nodes: int | None = None) -> Row:
+    """One solve, whatever becomes of it; at a spacing, or with a number of nodes."""
     import numpy as np
 
     import lamina
@@ -162,7 +165,7 @@ def solve(surface: Any, scheme: str, spacing: float, reference: Row | None) -> R
 
     start = time.perf_counter()
     try:
-        domain = lamina.Domain(surface, spacing, scheme=scheme)
+        domain = lamina.Domain(surface, spacing, nodes=nodes, scheme=scheme)
         built = time.perf_counter()
         solution = lamina.poisson(domain, right_hand_side, show_progress=False)
         values = solution.values.numpy()
@@ -178,6 +181,7 @@ def solve(surface: Any, scheme: str, spacing: float, reference: Row | None) -> R
     row: Row = {
         "status": "solved",
         "scheme": domain.scheme.name,
+        "spacing": domain.spacing,
         "unknowns": domain.unknowns,
         "cycles": solution.cycles,
         "residual": solution.residual,
@@ -225,8 +229,11 @@ def work(path: Path, cases: list[tuple[str, float]], reference: Row | None) -> N
         "load_seconds": time.perf_counter() - start,
         "notes": surface.notes,
     }
+    nodes = None
     for scheme, spacing in cases:
-        row = solve(remade(surface, surface.points), scheme, spacing, reference)
+        fresh = remade(surface, surface.points)
+        row = solve(fresh, scheme, spacing or None, reference, nodes=None if spacing else nodes)
+        nodes = row.get("unknowns")
         print(json.dumps({**facts, **row}), flush=True)
 
 
@@ -343,6 +350,27 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def side_by_side(rows: list[Row]) -> str:
+    """Both schemes on one line for each file."""
+    lines = [
+        "| file | trace: spacing, unknowns | NRMSE | coupled: spacing, unknowns | NRMSE | reference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for trace, coupled in zip(rows[::2], rows[1::2], strict=True):
+        cells = [f"{trace['folder']}/{trace['file']}"]
+        for row in (trace, coupled):
+            solved = "unknowns" in row
+            cells.append(f"{row['spacing']:.2g}, {row['unknowns']}" if solved else row["status"])
+            said = row.get("sentence") or row.get("no_error") or "-"
+            cells.append(f"{row['nrmse']:.1e}" if "nrmse" in row else said)
+        reference = trace["reference"]
+        settled = "-" if reference is None else f"±{reference['change']:.0e}"
+        if reference is not None and not reference["converged"]:
+            settled += ", not settled"
+        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in [*cells, settled]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def _remarks(row: Row) -> str:
     if row["status"] != "solved":
         status = row["status"].upper() if row["status"] in BAD else row["status"]
@@ -382,6 +410,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--scheme", default="auto")
     options.add_argument("--spacing", type=float, nargs="+", default=[0.04, 0.02])
+    options.add_argument("--equal", action="store_true", help="trace, then coupled with as many unknowns")
     options.add_argument("--folders", nargs="+", default=["meshes", "furniture"])
     options.add_argument("--only", nargs="+", help="names of files, without extension")
     options.add_argument(
@@ -400,7 +429,10 @@ def main() -> None:
         job = json.loads(arguments.worker)
         work(Path(job["path"]), [tuple(case) for case in job["cases"]], job["reference"])
         return
-    cases = [(arguments.scheme, spacing) for spacing in arguments.spacing]
+    if arguments.equal:
+        cases = [case for spacing in arguments.spacing for case in (("trace", spacing), ("coupled", 0.0))]
+    else:
+        cases = [(arguments.scheme, spacing) for spacing in arguments.spacing]
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = int(arguments.memory * 1e9 if arguments.memory else 0.7 * physical / arguments.jobs)
     limits = Limits(arguments.limit, memory, arguments.threads)
@@ -417,6 +449,8 @@ def main() -> None:
     counts = Counter(row["status"] for row in rows)
     print(", ".join(f"{number} {status}" for status, number in counts.items()))
     name = "meshes" if arguments.scheme == "auto" else f"meshes_{arguments.scheme}"
+    if arguments.equal:
+        name = "meshes_equal"
     result = {
         "scheme": arguments.scheme,
         "reference_tolerance": TOLERANCE,
@@ -428,7 +462,8 @@ def main() -> None:
         "rows": rows,
     }
     written = record(name, result, arguments.out)
-    print("written to", written, "and", write(written.with_suffix(".md"), markdown(rows)))
+    table = side_by_side(rows) if arguments.equal else markdown(rows)
+    print("written to", written, "and", write(written.with_suffix(".md"), table))
 
 
 def _print_reference(path: Path) -> None:

@@ -11,7 +11,7 @@ from lamina.geometry.lattice import OCTANTS
 from lamina.quadrature import tangents
 from lamina.schemes.cutsurface import CutSurface
 
-STABILISATION = 0.05, 3e-3  # rho in flat cells, and where the surface turns within one
+STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of the surface, and at the turn
 MASS_CORRECTION = 0.038
 LEAST_AREA = 2e-3  # dx^2 of surface that every cell is taken to have
 CHUNK = {"cpu": 2**13, "cuda": 2**19}  # pieces at a time
@@ -97,10 +97,15 @@ def stabilisation(cut: CutSurface) -> Tensor:
     """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j), n its mean normal.
 
     Where the surface turns within the cell, no direction is normal to all of it, and its faces hold the
-    gradient between them: there rho is small.
+    gradient between them: there rho is small. The cells beside it share corners with it, and must not hold
+    those too fast to their own normal.
     """
-    flat, turned = STABILISATION
-    rho = turned + (flat - turned) * cut.flatness**8
+    far, beside, turned = STABILISATION
+    unknown = cut.elements.unknown
+    corner = cut.flatness.new_ones(cut.elements.unknowns)
+    corner.scatter_reduce_(0, unknown.reshape(-1), cut.flatness.repeat_interleave(8), "amin")
+    around = corner[unknown].amin(1)
+    rho = turned + (beside - turned) * cut.flatness**8 + (far - beside) * around**8
     return _quadratic(rho[:, None, None] * cut.normal[:, :, None] * cut.normal[:, None, :])
 
 

@@ -21,8 +21,8 @@ from lamina.linear.multigrid import chebyshev_steps
 from lamina.schemes.galerkin import child_interpolation
 from lamina.schemes.sheets import Elements
 
-SMOOTHER_DEGREE = 4
-SMOOTHER_RATIO = 40.0  # largest over smallest eigenvalue that the smoother damps
+SMOOTHER_DEGREE = 6
+SMOOTHER_RATIO = 80.0  # largest over smallest eigenvalue that the smoother damps
 COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 1500}  # a GPU inverts quickly and launches slowly
 
 
