@@ -16,10 +16,10 @@ from lamina.schemes.galerkin import (
     STABILISATION,
     child_interpolation,
     consistent_mass,
-    element_mass,
-    element_stiffness,
+    element_matrices,
     sliver_stiffness,
     stabilisation,
+    surface_stiffness,
     trilinear,
     trilinear_with_gradients,
 )
@@ -52,10 +52,18 @@ def cut(kind: str) -> CutSurface:
 SHAPES = pytest.mark.parametrize("kind", ["sphere", "box"])
 
 
+def corner_positions(cut: CutSurface) -> torch.Tensor:
+    """Where the corners (e, 8, 3) of the elements are."""
+    return cut.lattice.position(cut.elements.cell[: cut.elements.active, None] + OCTANTS)
+
+
 def corner_values(cut: CutSurface, gradient: torch.Tensor) -> torch.Tensor:
     """The linear function gradient . x at the corners (e, 8) of the elements."""
-    cell = cut.elements.cell[: cut.elements.active]
-    return cut.lattice.position(cell[:, None] + OCTANTS) @ gradient
+    return corner_positions(cut) @ gradient
+
+
+def element_stiffness(cut: CutSurface, diffusivity=None) -> torch.Tensor:
+    return element_matrices(cut, diffusivity)[0]
 
 
 def energy(E, u, v=None):
@@ -116,6 +124,7 @@ def test_the_energy_of_a_linear_function_is_that_of_its_gradient_on_the_triangle
     """sum over triangles of area |P g|^2, once what stabilises is taken off."""
     c, m = cut(kind), mesh(kind)
     K = element_stiffness(c) - stabilisation(c) - sliver_stiffness(c)
+    torch.testing.assert_close(K, surface_stiffness(c), rtol=0, atol=1e-14)
     area = triangle_areas(m.points[m.faces])
     for g in (*torch.eye(3, dtype=torch.float64), random(3)):
         normal_part = m.face_normals @ g
@@ -123,15 +132,34 @@ def test_the_energy_of_a_linear_function_is_that_of_its_gradient_on_the_triangle
         assert energy(K, corner_values(c, g)) == pytest.approx(expected, rel=1e-11)
 
 
+def element_energies(E, u):
+    return torch.einsum("ei,eij,ej->e", u, E, u)
+
+
 @SHAPES
 def test_stabilisation_is_the_energy_along_the_normal_in_whole_cells(kind):
-    """For u = g . x: (rho/dx) dx^3 (n.g)^2, one cell each."""
+    """For u = g . x it is (rho/dx) dx^3 (n.g)^2 in each cell, whatever g, with rho in the range it is given."""
     c = cut(kind)
-    flat, turned = STABILISATION
-    rho = turned + (flat - turned) * c.flatness**8
-    g = random(3)
-    expected = float((rho * c.spacing**2 * (c.normal @ g) ** 2).sum())
-    assert energy(stabilisation(c), corner_values(c, g)) == pytest.approx(expected, rel=1e-11)
+    S = stabilisation(c)
+    along = torch.einsum("eid,ed->ei", corner_positions(c), c.normal)
+    rho = element_energies(S, along) / c.spacing**2
+    assert float(rho.min()) >= min(STABILISATION) * (1 - 1e-9)
+    assert float(rho.max()) <= max(STABILISATION) * (1 + 1e-9)
+    for g in (*torch.eye(3, dtype=torch.float64), random(3)):
+        expected = rho * c.spacing**2 * (c.normal @ g) ** 2
+        torch.testing.assert_close(element_energies(S, corner_values(c, g)), expected, rtol=1e-9, atol=1e-15)
+
+
+def test_stabilisation_is_strongest_on_a_flat_plate_and_weaker_at_creases():
+    flat = lamina.Mesh([[0.0, 0, 0], [1, 0.1, 0], [0, 1, 0.3]], [[0, 1, 2]])
+    c = lamina.Domain(flat, 0.2, scheme="trace").scheme.cut
+    along = torch.einsum("eid,ed->ei", corner_positions(c), c.normal)
+    rho = element_energies(stabilisation(c), along) / c.spacing**2
+    torch.testing.assert_close(rho, torch.full_like(rho, max(STABILISATION)))
+    c = cut("box")
+    along = torch.einsum("eid,ed->ei", corner_positions(c), c.normal)
+    rho = element_energies(stabilisation(c), along) / c.spacing**2
+    assert float(rho[c.flatness < 0.5].max()) < 0.2 * max(STABILISATION)
 
 
 @SHAPES
@@ -174,23 +202,42 @@ def test_a_tensor_acts_on_the_tangential_part_of_the_gradient():
 def test_conductivity_multiplies_the_surface_part_alone():
     c = cut("sphere")
     halved = dataclasses.replace(c, conductivity=torch.full_like(c.quadrature.weights, 0.5))
-    surface = element_stiffness(c) - stabilisation(c) - sliver_stiffness(c)
-    torch.testing.assert_close(element_stiffness(c) - element_stiffness(halved), 0.5 * surface)
+    torch.testing.assert_close(element_stiffness(c) - element_stiffness(halved), 0.5 * surface_stiffness(c))
 
 
 # Mass
 
 
 @SHAPES
-def test_lumping_keeps_the_row_sums_and_the_total_is_the_area(kind):
+def test_the_mass_has_the_row_sums_of_the_consistent_one_and_its_total_is_the_area(kind):
     c, m = cut(kind), mesh(kind)
-    whole, lumped = consistent_mass(c), element_mass(c)
-    assert not torch.allclose(whole, lumped, rtol=1e-3, atol=0)
-    torch.testing.assert_close(lumped.sum(2), whole.sum(2), rtol=0, atol=1e-15)
+    whole, corrected = consistent_mass(c), element_matrices(c)[1]
+    assert not torch.allclose(whole, corrected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(corrected.sum(2), whole.sum(2), rtol=0, atol=1e-15)
     area = float(triangle_areas(m.points[m.faces]).sum())
     assert float(whole.sum()) == pytest.approx(area, rel=1e-12)
-    assert float(lumped.sum()) == pytest.approx(area, rel=1e-12)
-    torch.testing.assert_close(lumped, lumped.transpose(1, 2), rtol=0, atol=1e-17)
+    assert float(corrected.sum()) == pytest.approx(area, rel=1e-12)
+
+
+@SHAPES
+def test_the_mass_is_symmetric_positive_and_independent_of_the_diffusivity(kind):
+    """An indefinite one has modes that heat makes grow, and eigenvalues that are not there."""
+    c = cut(kind)
+    M = element_matrices(c)[1]
+    assert torch.equal(element_matrices(c, 1 + random(len(c.local)))[1], M)
+    scale = float(M.abs().max())
+    torch.testing.assert_close(M, M.transpose(1, 2), rtol=0, atol=1e-15 * scale)
+    assert float(torch.linalg.eigvalsh(M).min()) >= -1e-14 * scale
+
+
+@pytest.mark.parametrize("spacing", [0.3, 0.2])
+def test_the_mass_of_a_curved_surface_is_positive(spacing):
+    """Curved pieces and absorbed slivers reach out of their cells, where corner functions are negative."""
+    scheme = lamina.Domain(lamina.Sphere(level=2), spacing, scheme="trace").scheme
+    assert float(scheme.cut.local.min()) < -1e-3
+    spectrum = torch.linalg.eigvalsh(scheme.M.to_dense())
+    assert float(spectrum[0]) >= -1e-14 * float(spectrum[-1])
+    assert float(scheme.M.to_dense().diagonal().min()) > 0
 
 
 @SHAPES

@@ -33,7 +33,9 @@ def fans(count, corners, seed=0):
     x, y = 0.7 * angle.cos(), 0.2 * angle.sin()
     centre = 3 * random(count, 3, seed=seed + 3)
     points = centre[:, None] + x[..., None] * across[:, None] + y[..., None] * along[:, None]
-    triangles = torch.stack([torch.stack([points[:, 0], points[:, i], points[:, i + 1]], 1) for i in range(1, corners - 1)], 1)
+    triangles = torch.stack(
+        [torch.stack([points[:, 0], points[:, i], points[:, i + 1]], 1) for i in range(1, corners - 1)], 1
+    )
     number = torch.arange(count).repeat_interleave(corners - 2)
     order = torch.randperm(len(number), generator=torch.Generator().manual_seed(seed))
     return triangles.reshape(-1, 3, 3)[order], number[order], normal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -32,12 +33,9 @@ def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Patte
     losers move to spare places.
     """
     device = unknown.device
-    octants = OCTANTS.to(device)
-    offset = octants[None] - octants[:, None] + 1  # (8, 8, 3): from row corner to column corner
-    code = (offset[..., 0] * 3 + offset[..., 1]) * 3 + offset[..., 2]
     row = unknown[:, :, None].expand(-1, 8, 8).reshape(-1)
     column = unknown[:, None, :].expand(-1, 8, 8).reshape(-1)
-    place = code.expand(len(unknown), 8, 8).reshape(-1).clone()
+    place = _offsets(device).expand(len(unknown), 8, 8).reshape(-1).clone()
     table = torch.full((count, 27), -1, dtype=torch.int64, device=device)
     table[row, place] = column
     lost = (table[row, place] != column).nonzero()[:, 0]
@@ -61,3 +59,10 @@ def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Patte
         for m in matrices
     ]
     return Pattern(crow, table.reshape(-1)[entry].to(torch.int32), diagonal), values
+
+
+@lru_cache
+def _offsets(device: torch.device) -> Tensor:
+    """Code (8, 8) of the offset from each row corner of a cell to each column corner, 0 to 26."""
+    offset = OCTANTS[None] - OCTANTS[:, None] + 1
+    return ((offset[..., 0] * 3 + offset[..., 1]) * 3 + offset[..., 2]).to(device)

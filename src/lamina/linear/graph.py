@@ -18,7 +18,14 @@ def components(count: int, a: Tensor, b: Tensor) -> Tensor:
         lowest = torch.full((count,), count).scatter_reduce_(0, label, torch.arange(count), "amin")[label]
     else:
         lowest = _lowest_member(count, a, b)
-    return torch.unique(lowest, return_inverse=True)[1]
+    return numbered(count, lowest)
+
+
+def numbered(count: int, label: Tensor) -> Tensor:
+    """The labels, from 0 to count - 1 and not all in use, numbered anew from 0 in the same order."""
+    used = torch.zeros(count, dtype=torch.int64, device=label.device)
+    used[label.reshape(-1)] = 1
+    return (torch.cumsum(used, 0) - 1)[label]
 
 
 def _lowest_member(count: int, a: Tensor, b: Tensor) -> Tensor:

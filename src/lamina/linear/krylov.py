@@ -135,7 +135,7 @@ def conjugate_gradients(
     return KrylovResult(x, iterations, relative, relative <= tolerance)
 
 
-def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 10) -> float:
+def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> float:
     """Of a symmetric positive operator on vectors such as `like`, from below, by Lanczos steps from noise."""
     # The same noise on every device, made where it is needed.
     v = torch.frac(torch.sin(12.9898 * torch.arange(len(like), dtype=like.dtype, device=like.device)) * 43758.5453)

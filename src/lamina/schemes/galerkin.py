@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -126,12 +127,17 @@ def sliver_stiffness(cut: CutSurface) -> Tensor:
 
 def _quadratic(D: Tensor) -> Tensor:
     """The integrals (e, 8, 8) of grad phi_i . D grad phi_j over the unit cell, D (e, 3, 3)."""
-    # Exact by two Gauss points an axis.
-    gauss = 0.5 + 0.5 / 3**0.5 * torch.tensor([-1.0, 1.0], dtype=D.dtype, device=D.device)
+    return (D.reshape(-1, 9) @ _gradient_moments(D.dtype, D.device)).reshape(-1, 8, 8)
+
+
+@lru_cache
+def _gradient_moments(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The integrals (9, 64) of d_a phi_i d_b phi_j over the unit cell, exact by two Gauss points an axis."""
+    gauss = 0.5 + 0.5 / 3**0.5 * torch.tensor([-1.0, 1.0], dtype=torch.float64)
     t = torch.stack(torch.meshgrid(gauss, gauss, gauss, indexing="ij"), -1).reshape(-1, 3)
     gradient = torch.stack(trilinear_with_gradients(t)[1:], -1)  # (8 points, 8 functions, 3)
     moments = torch.einsum("qia,qjb->abij", gradient, gradient) / 8
-    return (D.reshape(-1, 9) @ moments.reshape(9, 64)).reshape(-1, 8, 8)
+    return moments.reshape(9, 64).to(device=device, dtype=dtype)
 
 
 def trilinear(t: Tensor) -> Tensor:
@@ -152,6 +158,7 @@ def trilinear_with_gradients(t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return value, dx, dy, dz
 
 
+@lru_cache
 def child_interpolation(dtype: torch.dtype, device: torch.device) -> Tensor:
     """T (8, 8, 8): T[o, i, j] is the value at corner i of the child cell in octant o of coarse corner function j."""
     octants = OCTANTS.to(device=device, dtype=dtype)

@@ -72,7 +72,7 @@ class ShiftedLevel:
     def steps(self) -> list[float]:
         """Chebyshev steps for the upper part of the spectrum of D^-1 (K + c M)."""
         scale = self.inverse_diagonal.sqrt()
-        largest = 1.1 * largest_eigenvalue(lambda v: scale * (self.matrix @ (scale * v)), scale)
+        largest = 1.15 * largest_eigenvalue(lambda v: scale * (self.matrix @ (scale * v)), scale)
         return chebyshev_steps(largest / SMOOTHER_RATIO, largest, SMOOTHER_DEGREE)
 
     @cached_property
@@ -148,9 +148,9 @@ def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> li
     T = child_interpolation(K.dtype, K.device)
     levels: list[TraceLevel] = []
     while True:
-        pattern, (k, m) = assemble(elements.unknown, elements.unknowns, [K, M])
+        pattern, (stiffness, mass) = assemble(elements.unknown, elements.unknowns, [K, M])
         component = elements.component_of_unknowns()
-        here = TraceLevel(spacing, elements, pattern, k, m, component)
+        here = TraceLevel(spacing, elements, pattern, stiffness, mass, component)
         levels.append(here)
         if elements.unknowns <= COARSEST_UNKNOWNS[K.device.type]:
             return levels
@@ -159,7 +159,8 @@ def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> li
         if coarse.unknowns > 0.8 * elements.unknowns:
             return levels
         parent = parent[: elements.active]
-        octant = (elements.cell[: elements.active] % 2 * torch.tensor([4, 2, 1], device=K.device)).sum(1)
+        i, j, k = (elements.cell[: elements.active] % 2).unbind(1)
+        octant = 4 * i + 2 * j + k
         owner = torch.empty(elements.unknowns, dtype=torch.int64, device=K.device)
         owner[elements.unknown.reshape(-1)] = torch.arange(8 * elements.active, device=K.device)
         element, corner = torch.div(owner, 8, rounding_mode="floor"), owner % 8

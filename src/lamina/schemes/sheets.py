@@ -8,13 +8,13 @@ through one cell without touching stay independent, however close they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import OCTANTS
-from lamina.linear.graph import components
+from lamina.linear.graph import components, numbered
 
 Glue = tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
 
@@ -44,18 +44,10 @@ class Elements:
     def unknown(self) -> Tensor:
         """Number (active, 8) int64 of the unknown at each corner."""
         a, b, axis = self.glue
-        octants = OCTANTS.to(self.cell.device)
-        left, right = [], []
-        for d in range(3):
-            here = (axis == d).nonzero()[:, 0]
-            near = (octants[:, d] == 1).nonzero()[:, 0]  # corners of a on the common face ...
-            far = (octants[:, d] == 0).nonzero()[:, 0]  # ... and the same corners seen from b
-            left.append((a[here, None] * 8 + near).reshape(-1))
-            right.append((b[here, None] * 8 + far).reshape(-1))
-        unknown = components(8 * len(self.cell), torch.cat(left), torch.cat(right)).reshape(-1, 8)
-        if self.active < len(self.cell):
-            unknown = torch.unique(unknown[: self.active], return_inverse=True)[1].reshape(-1, 8)
-        return unknown
+        near, far = _face_corners(self.cell.device)
+        left, right = a[:, None] * 8 + near[axis], b[:, None] * 8 + far[axis]
+        unknown = components(8 * len(self.cell), left.reshape(-1), right.reshape(-1)).reshape(-1, 8)
+        return unknown if self.active == len(self.cell) else numbered(unknown.numel(), unknown[: self.active])
 
     @cached_property
     def unknowns(self) -> int:
@@ -128,6 +120,14 @@ class Elements:
         across = ~inside
         glue = distinct_glue(parent[a[across]], parent[b[across]], axis[across], count)
         return Elements(coarse_cell[order], glue, int(active.sum()), component[order]), parent
+
+
+@lru_cache
+def _face_corners(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Corners (3, 4) of a cell on its face towards the next one along each axis, and the same seen from that one."""
+    near = torch.stack([(OCTANTS[:, d] == 1).nonzero()[:, 0] for d in range(3)])
+    far = torch.stack([(OCTANTS[:, d] == 0).nonzero()[:, 0] for d in range(3)])
+    return near.to(device), far.to(device)
 
 
 def _first(which: Tensor) -> tuple[Tensor, Tensor]:
