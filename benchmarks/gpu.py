@@ -1,6 +1,7 @@
-"""Geometry to solution on a GPU in float64: the sphere at 2.65M nodes, meshes of 100k vertices at 50k nodes.
+"""Geometry to solution on a GPU in float64: the sphere at 2M nodes and more, meshes at 50k nodes.
 
     PYTHONPATH=src python benchmarks/gpu.py [--profile]
+    PYTHONPATH=src python benchmarks/gpu.py --mesh spot.npz     # a mesh from a file as well
     PYTHONPATH=src python benchmarks/gpu.py --device cpu --sphere-nodes 50000 --mesh-nodes 20000
 
 Needs torch, numpy and scipy alone. A run is Domain (sizing, closest points, band, operators, hierarchy) and
@@ -8,7 +9,8 @@ poisson (right-hand side, solve) and the values at the points, from a surface th
 and is on the device; making it (for a mesh: checks, components, areas, normals) is shown beside it. Times are
 taken after warm-up runs, with the device idle at both ends.
 
-Bars, on one H200: sphere 0.5 s, mesh 0.1 s, memory at its peak 2048 bytes a node.
+Bars, on one H200: sphere 0.5 s (coupled) and 1 s (trace, 2M nodes), meshes of 100k vertices 0.1 s, the mesh from a
+file (spot: 11,533 vertices, longest half-extent 1, spacing 0.02) 0.05 s; memory at its peak 2048 bytes a node.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import gc
 import statistics
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,7 @@ from lamina.gallery import sphere_poisson
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
 
-BARS = {"sphere": 0.5, "sphere mesh": 0.1, "spike mesh": 0.1}
+BARS = {"sphere": 0.5, "sphere trace": 1.0, "sphere mesh": 0.1, "spike mesh": 0.1, "mesh file": 0.05}
 MOST_BYTES = 2048
 STAGES = ("surface", "sizing", "domain", "solve", "total")
 
@@ -70,6 +73,15 @@ def spiked(directions: np.ndarray) -> np.ndarray:
     polar, azimuth = np.arccos(np.clip(z, -1, 1)), np.arctan2(y, x)
     radius = 1 + 0.4 * np.sin(polar) ** 2 * np.sin(6 * polar) * np.sin(6 * azimuth)
     return directions * radius[:, None]
+
+
+def from_file(path: Path) -> Make:
+    """Makes the mesh in the file, centred, with a longest half-extent of 1."""
+    surface = lamina.load(path)
+    if surface.faces is None:
+        raise SystemExit(f"{path} holds points and no faces; expected a mesh.")
+    low, high = surface.bounds
+    return partial(lamina.Mesh, (surface.points - (low + high) / 2) / ((high - low).max() / 2), surface.faces)
 
 
 def wave(p: Tensor) -> Tensor:
@@ -209,6 +221,8 @@ def main() -> None:
     options.add_argument("--order", type=int, default=2, help="of the sphere's coupled scheme")
     options.add_argument("--mesh-scheme", default="auto")
     options.add_argument("--repeats", type=int, default=10)
+    options.add_argument("--trace-nodes", type=int, default=2_000_000)
+    options.add_argument("--mesh", type=Path, help='a mesh for the case "mesh file"')
     options.add_argument("--cases", nargs="+", choices=list(BARS), default=list(BARS))
     options.add_argument("--profile", action="store_true", help="print the operations that take the time, and no more")
     options.add_argument("--rows", type=int, default=20, help="operations to print with --profile")
@@ -227,12 +241,23 @@ def main() -> None:
             arguments.sphere_nodes,
             {"scheme": "coupled", "order": arguments.order},
         ),
+        "sphere trace": (
+            lamina.Sphere,
+            problem.rhs,
+            problem.solution,
+            arguments.trace_nodes,
+            {"scheme": "trace"},
+        ),
         "sphere mesh": (ball, problem.rhs, problem.solution, arguments.mesh_nodes, by_scheme),
         "spike mesh": (spike, wave, None, arguments.mesh_nodes, by_scheme),
     }
+    if arguments.mesh:
+        cases["mesh file"] = (from_file(arguments.mesh), wave, None, 49_000, by_scheme)
     device = arguments.device
     rows = []
     for name in arguments.cases:
+        if name not in cases:
+            continue
         make, f, exact, nodes, settings = cases[name]
         if arguments.profile:
             profile(name, make, f, spacing_for(make, nodes, device, settings), device, arguments.rows, settings)
