@@ -273,7 +273,9 @@ INDEFINITE = torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64))
         (lambda x: 1.0, r"the diffusivity returned float for \d+ points; expected"),
         (everywhere(SKEW), r"the diffusivity must be symmetric \(3, 3\) tensors"),
         (everywhere(INDEFINITE), "the diffusivity must be positive semidefinite, got an eigenvalue of -1"),
-        (everywhere(torch.full((3, 3), torch.nan)), "the diffusivity must be"),
+        (everywhere(torch.full((3, 3), torch.nan)), "the diffusivity must be finite, got nan"),
+        (math.inf, "the diffusivity must be positive and finite, got inf somewhere"),
+        (everywhere(torch.zeros(3, 3)), "the diffusivity has no tangential part"),
     ],
 )
 def test_bad_diffusivities_are_named(diffusivity, message):

@@ -45,7 +45,7 @@ def pencil(n, seed, zeros=0):
     return Q * spectrum @ Q.T, B @ B.T / n + torch.eye(n, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("seed", "zeros", "wanted"), [(0, 0, 6), (1, 3, 8), (2, 1, 1)])
+@pytest.mark.parametrize(("seed", "zeros", "wanted"), [(0, 0, 6), (1, 3, 8), (2, 1, 1), (3, 0, 20)])
 def test_lowest_eigenpairs_of_a_random_pencil(seed, zeros, wanted):
     n = 150
     K, M = pencil(n, seed, zeros)
@@ -69,6 +69,20 @@ def test_lowest_eigenpairs_of_a_random_pencil(seed, zeros, wanted):
     residual = (K @ X - M @ X * found.values).norm(dim=0) / ((found.values + 1.0) * (M @ X).norm(dim=0))
     torch.testing.assert_close(found.residuals, residual, rtol=0.1, atol=1e-11)
     assert float(residual.max()) <= 1e-9
+
+
+def test_a_poor_preconditioner_takes_longer_and_ends_at_the_same_values():
+    K, M = pencil(80, 5)
+    start = random(80, 8)
+    good, poor = torch.linalg.inv(K + M), (1 / (K + M).diagonal())[:, None]
+    exact, crude = (
+        lobpcg(
+            lambda v: K @ v, lambda v: M @ v, start, 4, precondition=p, scale=1.0, tolerance=1e-7, max_iterations=900
+        )
+        for p in (lambda r: good @ r, lambda r: poor * r)
+    )
+    assert crude.iterations > 2 * exact.iterations
+    torch.testing.assert_close(crude.values, exact.values, rtol=1e-8, atol=0)
 
 
 def test_running_out_of_iterations_is_told_by_the_residuals():
@@ -260,6 +274,11 @@ def test_numbers_of_modes_that_make_no_sense_are_refused(k):
 def test_bad_tolerances_are_refused(tolerance):
     with pytest.raises(lamina.InputError, match="tolerance must lie between 0 and 1"):
         lamina.eigenmodes(sphere_domain(0.14), 4, tolerance=tolerance)
+
+
+def test_a_tolerance_out_of_reach_is_an_error_that_says_how_far_it_came():
+    with pytest.raises(lamina.SolveError, match=r"relative residual of .* after \d+ iterations \(asked: 1e-17\)"):
+        lamina.eigenmodes(sphere_domain(0.2), 2, tolerance=1e-17)
 
 
 def test_single_precision_agrees_to_its_digits():

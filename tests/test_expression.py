@@ -204,9 +204,7 @@ def test_errors_say_what_and_where(text, message):
         parse(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["(" * 5000, "-" * 5000 + "x", "x^" * 4000 + "x", "sin(" * 1000 + "x" + ")" * 1000]
-)
+@pytest.mark.parametrize("text", ["(" * 5000, "-" * 5000 + "x", "x^" * 4000 + "x", "sin(" * 1000 + "x" + ")" * 1000])
 def test_deep_nesting_is_refused_rather_than_overflowing_the_stack(text):
     with pytest.raises(InputError, match="levels of nesting"):
         parse(text)

@@ -237,9 +237,7 @@ def test_reference_never_exceeds_its_size_limit() -> None:
     reference = reference_poisson(V, F, rhs, tolerance=0, max_vertices=2 * len(V))
     assert (reference.levels, reference.vertices) == (0, len(V))
     assert reference.change == np.inf
-    np.testing.assert_allclose(
-        reference.values, SurfaceFEM(V, F).poisson(rhs(torch.from_numpy(V))), atol=1e-9
-    )
+    np.testing.assert_allclose(reference.values, SurfaceFEM(V, F).poisson(rhs(torch.from_numpy(V))), atol=1e-9)
 
 
 @pytest.mark.parametrize(

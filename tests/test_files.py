@@ -226,9 +226,7 @@ def test_missing_files_folders_and_unknown_names(tmp_path):
         load(tmp_path / "missing.ply")
     with pytest.raises(InputError, match="is a folder"):
         load(tmp_path)
-    with pytest.raises(
-        InputError, match=r"'spere' is neither.*built in: sphere, torus, ellipsoid, spike, starfruit"
-    ):
+    with pytest.raises(InputError, match=r"'spere' is neither.*built in: sphere, torus, ellipsoid, spike, starfruit"):
         load("spere")
 
 

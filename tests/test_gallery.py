@@ -39,9 +39,7 @@ def sphere_quadrature() -> tuple[Tensor, Tensor]:
     """Points (n, 3) and weights (n,): Gauss in z, trapezoidal around; exact to high degree."""
     z, w = np.polynomial.legendre.leggauss(60)
     t = np.arange(120) * (2 * np.pi / 120)
-    z, t, w = (
-        a.reshape(-1) for a in (*np.meshgrid(z, t, indexing="ij"), np.repeat(w * 2 * np.pi / 120, 120))
-    )
+    z, t, w = (a.reshape(-1) for a in (*np.meshgrid(z, t, indexing="ij"), np.repeat(w * 2 * np.pi / 120, 120)))
     r = np.sqrt(1 - z * z)
     return torch.from_numpy(np.stack([r * np.cos(t), r * np.sin(t), z], 1)), torch.from_numpy(w)
 
@@ -99,9 +97,7 @@ def test_torus_laplacian_in_angles(g: Function) -> None:
         return torch.from_numpy(np.fft.ifft(factor * np.fft.fft(values, axis=axis), axis=axis).real.copy())
 
     ring = 1 + 0.4 * v.cos()
-    expected = (
-        derivative(1, 2) / 0.16 - v.sin() / (0.4 * ring) * derivative(1, 1) + derivative(0, 2) / ring**2
-    )
+    expected = derivative(1, 2) / 0.16 - v.sin() / (0.4 * ring) * derivative(1, 1) + derivative(0, 2) / ring**2
     found = surface_laplacian(g, torus_phi, x).reshape(n, n)
     torch.testing.assert_close(found, expected, atol=1e-8, rtol=0)
 

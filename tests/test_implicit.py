@@ -96,9 +96,7 @@ def test_closest_points_do_not_depend_on_which_function_vanishes_there(phi, exac
     assert not found.points.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("phi", "area"), [(torus, 1.6 * math.pi**2), (quadric, 4 * math.pi), (cube, 6 * 1.6**2)]
-)
+@pytest.mark.parametrize(("phi", "area"), [(torus, 1.6 * math.pi**2), (quadric, 4 * math.pi), (cube, 6 * 1.6**2)])
 def test_samples_are_on_the_surface_evenly_spread_and_share_its_area(phi, area):
     surface = Implicit(phi, BOX, samples=3000)
     assert phi(surface.points).abs().max() < 1e-14

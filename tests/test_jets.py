@@ -49,9 +49,7 @@ def test_neighbours_within_pieces_stay_there_and_small_pieces_repeat_their_farth
 
 def test_pieces_are_objects_and_sheets_back_to_back():
     ball = Sphere().sample(800, 1)
-    points = torch.cat(
-        [ball.points, 0.5 * ball.points[:300] + torch.tensor([3.0, 0, 0], dtype=torch.float64)]
-    )
+    points = torch.cat([ball.points, 0.5 * ball.points[:300] + torch.tensor([3.0, 0, 0], dtype=torch.float64)])
     pieces = connected_pieces(points)
     assert pieces.max() == 1
     assert bool((pieces[:800] == 0).all())
@@ -120,9 +118,7 @@ def test_every_object_is_oriented_outwards_by_itself():
 def test_normals_of_noisy_points_come_from_wider_neighbourhoods():
     ball = Sphere().sample(6000, 5)
     points = ball.points + 0.01 * random(6000, 3)
-    automatic, fixed = (
-        (1 - along(pca_normals(points, k), ball.normals).abs()).mean().sqrt() for k in (None, 24)
-    )
+    automatic, fixed = ((1 - along(pca_normals(points, k), ball.normals).abs()).mean().sqrt() for k in (None, 24))
     assert automatic < 0.6 * fixed
 
 
@@ -163,9 +159,7 @@ def test_a_polynomial_graph_is_reproduced(degree, slopes):
     torch.testing.assert_close(normal, normals[near], rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("degree", "k", "slopes"), [(2, 12, True), (4, 16, True), (2, 16, False), (4, 32, False)]
-)
+@pytest.mark.parametrize(("degree", "k", "slopes"), [(2, 12, True), (4, 16, True), (2, 16, False), (4, 32, False)])
 def test_closest_points_converge_with_the_degree(degree, k, slopes):
     """With spacing h: O(h^(q+1)) on the surface, O(h^q) for normals and so for feet of points off it."""
     surface, distance = Torus(), 0.05
@@ -173,9 +167,7 @@ def test_closest_points_converge_with_the_degree(degree, k, slopes):
     on, off, turn = [], [], []
     for count in (3000, 12000):
         samples = surface.sample(count, 1)
-        jets = fit_jets(
-            samples.points, samples.normals, k_nearest(samples.points, k)[0], degree, slopes=slopes
-        )
+        jets = fit_jets(samples.points, samples.normals, k_nearest(samples.points, k)[0], degree, slopes=slopes)
         index = k_nearest(samples.points, 1, probe.points)[0][:, 0]
         foot, normal = project(jets, probe.points, index)
         on.append(length(foot - probe.points).median())

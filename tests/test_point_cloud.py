@@ -186,9 +186,7 @@ def test_two_objects_are_two_components_and_each_has_its_own_band():
         mine = near.feet.component == own[k]
         away = length(x[mine] - middle[k])
         assert float((away - 1).abs().max()) <= 0.25 * (1 + 1e-6)
-        torch.testing.assert_close(
-            length(near.feet.points[mine] - middle[k]), torch.ones_like(away), rtol=0, atol=1e-5
-        )
+        torch.testing.assert_close(length(near.feet.points[mine] - middle[k]), torch.ones_like(away), rtol=0, atol=1e-5)
     both = torch.unique(near.ijk, dim=0, return_counts=True)[1]
     assert int(both.max()) == 2, "nodes in the gap belong to both"
 

@@ -53,9 +53,7 @@ def test_sphere_covers_the_disc_that_fills_the_frame():
 
 
 def test_file_is_a_png_of_the_size_asked_for_and_nothing_else_is_left(tmp_path):
-    path = render_png(
-        tmp_path / "new" / "a.png", BALL, BALL[:, 0], faces=BALL_FACES, size=(200, 120), title="t"
-    )
+    path = render_png(tmp_path / "new" / "a.png", BALL, BALL[:, 0], faces=BALL_FACES, size=(200, 120), title="t")
     with Image.open(path) as image:
         assert image.format == "PNG"
         assert image.size == (200, 120)
@@ -134,9 +132,7 @@ def test_creases_stay_sharp_and_smooth_parts_smooth():
 
 @pytest.mark.parametrize("given_normals", [True, False])
 def test_points_look_like_the_surface_that_they_sample(given_normals):
-    points = torch.nn.functional.normalize(
-        torch.randn(3000, 3, generator=torch.Generator().manual_seed(2)), dim=1
-    )
+    points = torch.nn.functional.normalize(torch.randn(3000, 3, generator=torch.Generator().manual_seed(2)), dim=1)
     points = points.double().numpy()
     cloud = picture(points, points[:, 0], normals=points if given_normals else None, view=FRONT)
     mesh = picture(BALL, BALL[:, 0], faces=BALL_FACES, view=FRONT)

@@ -91,7 +91,7 @@ def _orthonormal(V: Tensor, KV: Tensor | None, MV: Tensor) -> tuple[Tensor, Tens
     gram = _symmetric(V.T @ MV)
     size = gram.diagonal().clamp_min(torch.finfo(V.dtype).tiny).rsqrt()
     values, vectors = torch.linalg.eigh(size[:, None] * gram * size)
-    keep = values > 1e2 * torch.finfo(V.dtype).eps * values[-1]
+    keep = values > 1e2 * torch.finfo(V.dtype).eps * values[-1:]  # there may be none
     C = size[:, None] * vectors[:, keep] * values[keep].rsqrt()
     return V @ C, V[:, :0] if KV is None else KV @ C, MV @ C
 

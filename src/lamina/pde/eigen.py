@@ -15,6 +15,7 @@ from lamina.linear.lobpcg import lobpcg
 from lamina.linear.multigrid import v_cycle
 from lamina.pde.variational import Diffusivity, variational
 from lamina.progress import progress
+from lamina.sizing import extent
 from lamina.solution import Solution
 
 
@@ -74,7 +75,9 @@ def eigenmodes(
             "use a smaller spacing for more."
         )
     if tolerance is None:
-        tolerance = max(1e-6, 1e2 * torch.finfo(domain.points.dtype).eps)
+        # Rounding in K u, whose entries do not shrink with dx as those of M u do.
+        rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
+        tolerance = max(1e-6, 16 * rounding)
     elif not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
     begin = time.perf_counter()

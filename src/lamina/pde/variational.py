@@ -32,7 +32,13 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> t
     assert isinstance(scheme, Trace)
     if diffusivity is None:
         return domain, scheme
-    return domain, scheme.with_diffusivity(tensor_field(domain, diffusivity))
+    points, normals = scheme.quadrature.points, scheme.quadrature.normals
+    values = tensor_field(domain, diffusivity)(points)
+    if values.ndim == 3:
+        across = torch.einsum("qa,qab,qb->q", normals, values, normals)
+        if not bool((values.diagonal(dim1=1, dim2=2).sum(1) - across > 0).all()):
+            raise InputError("the diffusivity has no tangential part somewhere; nothing would diffuse there.")
+    return domain, Trace(scheme.cut, values)
 
 
 def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor]:
@@ -47,8 +53,7 @@ def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor
             )
 
         def interpolated(x: Tensor) -> Tensor:
-            columns = [domain.surface.interpolate(c, x) for c in values.reshape(-1, 9).unbind(1)]
-            return torch.stack(columns, 1).reshape(-1, 3, 3)
+            return domain.surface.interpolate(values.reshape(count, 9), x).reshape(-1, 3, 3)
 
         function = interpolated
     else:
@@ -62,10 +67,16 @@ def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor
                 f"the diffusivity returned {shape} for {len(x)} points; expected ({len(x)},) or ({len(x)}, 3, 3)."
             )
         values = values.to(x)
+        wrong = ~torch.isfinite(values)
         if values.ndim == 1:
-            if not bool((values > 0).all()):
-                raise InputError(f"the diffusivity must be positive and finite, got {float(values.min())!r} somewhere.")
+            wrong = wrong | ~(values > 0)
+            if bool(wrong.any()):
+                raise InputError(
+                    f"the diffusivity must be positive and finite, got {float(values[wrong].min())!r} somewhere."
+                )
             return values
+        if bool(wrong.any()):
+            raise InputError(f"the diffusivity must be finite, got {float(values[wrong].min())!r} somewhere.")
         skew = (values - values.transpose(1, 2)).abs().amax()
         if not bool(skew <= 1e-6 * values.abs().amax()):
             raise InputError("the diffusivity must be symmetric (3, 3) tensors; symmetrise them.")

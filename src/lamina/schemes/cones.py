@@ -1,9 +1,9 @@
-"""Saddle vertices of a mesh, where the solution is singular: a correction that gives back the lost order.
+"""Saddle vertices of a mesh, where the solution is singular: a correction for what the grid cannot follow there.
 
 Around a vertex where the faces make an angle T > 2 pi the solution behaves like r^a, a = 2 pi / T < 1. No
 piecewise smooth function follows that within a cell; a Galerkin scheme is too stiff there, and the error, of
 order dx^(2a), spreads over the whole surface. Weakening the stiffness within a cell of the vertex makes up for
-it (Egger, Ruede and Wohlmuth 2014, "Energy-corrected finite element methods for corner singularities"). We
+most of it (Egger, Ruede and Wohlmuth 2014, "Energy-corrected finite element methods for corner singularities"). We
 multiply it by 1 - (1 - a)(1 - r/dx) for r < dx: by a at the vertex itself, by 1 where a = 1.
 """
 

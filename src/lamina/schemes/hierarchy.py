@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from lamina.errors import SolveError
 from lamina.linear.assembly import Pattern, assemble
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import largest_eigenvalue
@@ -93,6 +94,8 @@ class ShiftedLevel:
             factor, info = torch.linalg.cholesky_ex(A)
             if int(info) == 0:
                 return torch.cholesky_inverse(factor) if A.is_cuda else factor
+            if lift > 1:
+                raise SolveError("The coarsest matrix could not be factored; check the surface and the diffusivity.")
             lift *= 10
 
     def apply(self, u: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ conserved exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -71,10 +70,6 @@ class Trace:
     def area(self) -> Tensor:
         """Area (c,) of each component."""
         return self._component_sums(self.mass_of_one)
-
-    def with_diffusivity(self, diffusivity: Callable[[Tensor], Tensor]) -> Trace:
-        """The same surface with a diffusivity, a function of points (n, 3) with values (n,) or (n, 3, 3)."""
-        return Trace(self.cut, diffusivity(self.quadrature.points))
 
     def apply(self, u: Tensor) -> Tensor:
         return -(self.K @ u)

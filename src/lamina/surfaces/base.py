@@ -99,22 +99,22 @@ class Surface(ABC):
         return self.closest_points((1 - root) * a + root * (1 - r[:, 1:]) * b + root * r[:, 1:] * c)
 
     def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
-        """Values (n,) at surface points x (n, 3) from values (m,) at `points`, second order.
+        """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`, second order.
 
         A linear least-squares fit in space over the nearest samples, weighted towards x.
         """
         index, distance = k_nearest(self.points, min(12, len(self.points)), x)
         scale = distance[:, -1:].clamp_min(torch.finfo(x.dtype).tiny)
         weight = torch.exp(-4 * (distance / scale) ** 2)
-        near = values[index]
-        centre = (weight * near).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        near = values.reshape(len(values), -1)[index]  # (n, neighbours, k)
+        centre = torch.einsum("nq,nqk->nk", weight / weight.sum(1, keepdim=True), near)
         offset = (self.points[index] - x[:, None]) / scale[..., None]
-        rows = torch.cat([torch.ones_like(offset[..., :1]), offset], -1)  # (n, k, 4)
+        rows = torch.cat([torch.ones_like(offset[..., :1]), offset], -1)  # (n, neighbours, 4)
         gram = torch.einsum("nk,nki,nkj->nij", weight, rows, rows)
         # Samples of a smooth surface are nearly coplanar: a little ridge settles the slope along the normal.
         gram = gram + 1e-6 * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
-        right = torch.einsum("nk,nki,nk->ni", weight, rows, near - centre)
-        return centre[:, 0] + torch.linalg.solve(gram, right)[:, 0]
+        right = torch.einsum("nq,nqi,nqk->nik", weight, rows, near - centre[:, None])
+        return (centre + torch.linalg.solve(gram, right)[:, 0]).reshape(len(x), *values.shape[1:])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Surface:
         """The same surface with its tensors on another device or in another precision."""

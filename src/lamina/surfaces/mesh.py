@@ -130,7 +130,8 @@ class Mesh(Surface):
         total = dot(area, area)
         v = dot(torch.linalg.cross(point - a, c - a), area) / total
         w = dot(torch.linalg.cross(b - a, point - a), area) / total
-        return (1 - v - w) * values[face[:, 0]] + v * values[face[:, 1]] + w * values[face[:, 2]]
+        weight = torch.stack([1 - v - w, v, w], 1)
+        return torch.einsum("ni,ni...->n...", weight, values[face])
 
     def _feet(self, piece: Tensor, point: Tensor) -> ClosestPoints:
         face = self.piece_face[piece]
