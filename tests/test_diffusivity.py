@@ -286,3 +286,16 @@ def test_bad_diffusivities_are_named(diffusivity, message):
     ):
         with pytest.raises(lamina.InputError, match=message):
             call()
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_what_the_cpu_gives():
+    tensor = torch.diag(torch.tensor([4.0, 1.0, 1.0], dtype=torch.float64))
+    values = []
+    for device in ("cpu", "cuda"):
+        domain = lamina.Domain(lamina.Mesh(*icosphere(4)), 0.06, device=device)
+        there = tensor.to(device)
+        u = lamina.poisson(domain, wave, diffusivity=lambda x, t=there: t.expand(len(x), 3, 3), tolerance=1e-10)
+        modes = lamina.eigenmodes(domain, 9, diffusivity=lambda x: 2 + x[:, 2])
+        values.append((u.values.cpu(), modes.eigenvalues.cpu()))
+    torch.testing.assert_close(values[1], values[0], rtol=0, atol=1e-8)
