@@ -305,3 +305,20 @@ def test_without_sheets_plates_closer_than_a_cell_feel_each_other():
         assert scheme.component_count == (2 if sheets else 1)
     assert moved[True] <= 1e-10
     assert moved[False] > 0.3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_many_small_parts_that_do_not_coarsen(dtype):
+    """Triangles each in cells of their own: the coarsest level stays large, and is solved as a sparse one."""
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(300, 1, 3, generator=generator, dtype=torch.float64)
+    corners = corners + 0.1 * torch.rand(300, 3, 3, generator=generator, dtype=torch.float64)
+    mesh = lamina.Mesh(corners.reshape(-1, 3), torch.arange(900).reshape(-1, 3))
+    domain = lamina.Domain(mesh, 0.05, scheme="trace", dtype=dtype)
+    assert domain.scheme.levels[-1].unknowns > 1500
+    u = lamina.poisson(domain, lambda x: x[:, 0])
+    assert u.cycles <= 30
+    mean = domain.scheme._component_sums(domain.scheme.mass_of_one * u.unknowns[0]) / domain.scheme.area
+    assert float(mean.abs().max()) <= 1e-4 * float(u.values.abs().max())
+    residual = domain.scheme.K @ u.unknowns[0] + domain.scheme.compatible(domain.scheme.load(lambda x: x[:, 0]))
+    assert float(residual.norm()) <= 1e-3 * float(domain.scheme.load(lambda x: x[:, 0]).norm())

@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import cast
 
 import torch
+from scipy.sparse import csr_matrix, diags, identity
+from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
 
 from lamina.errors import SolveError
@@ -25,6 +27,7 @@ from lamina.schemes.sheets import Elements
 SMOOTHER_DEGREE = 6
 SMOOTHER_RATIO = 80.0  # largest over smallest eigenvalue that the smoother damps
 COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 1500}  # a GPU inverts quickly and launches slowly
+DENSE_UNKNOWNS = 1500  # beyond, a CPU factors the coarsest matrix as a sparse one
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,17 @@ class ShiftedLevel:
                 raise SolveError("The coarsest matrix could not be factored; check the surface and the diffusivity.")
             lift *= 10
 
+    @cached_property
+    def sparse_factor(self) -> SuperLU:
+        """The same for a coarsest level that many small parts keep from becoming small."""
+        pattern, scale = self.level.pattern, self.inverse_diagonal.double().sqrt().numpy()
+        n = len(scale)
+        A = csr_matrix(
+            (self.matrix.values().double().numpy(), pattern.column.numpy(), pattern.crow.numpy()), shape=(n, n)
+        )
+        A = diags(scale) @ A @ diags(scale) + 1e-10 * identity(n)
+        return splu(A.tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+
     def apply(self, u: Tensor) -> Tensor:
         return self.matrix @ u
 
@@ -138,6 +152,9 @@ class ShiftedLevel:
         scale = _rows(self.inverse_diagonal.sqrt(), g)
         if g.is_cuda:
             return scale * (self.factor @ (scale * g))
+        if len(g) > DENSE_UNKNOWNS:
+            u = self.sparse_factor.solve((scale * g).double().numpy())
+            return scale * torch.from_numpy(u).to(g)
         return scale * torch.cholesky_solve((scale * g).reshape(len(g), -1), self.factor).reshape(g.shape)
 
 
