@@ -322,3 +322,29 @@ def test_many_small_parts_that_do_not_coarsen(dtype):
     assert float(mean.abs().max()) <= 1e-4 * float(u.values.abs().max())
     residual = domain.scheme.K @ u.unknowns[0] + domain.scheme.compatible(domain.scheme.load(lambda x: x[:, 0]))
     assert float(residual.norm()) <= 1e-3 * float(domain.scheme.load(lambda x: x[:, 0]).norm())
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "spacing", "most"),
+    [
+        ("meshes/spot", 0.04, 6e-4),
+        ("meshes/spot", 0.02, 1.5e-4),
+        ("meshes/fandisk", 0.04, 1.2e-3),
+        ("meshes/armadillo", 0.04, 3e-3),
+        ("meshes/hand", 0.04, 6e-3),
+        ("paper/apple", 0.04, 2e-4),
+    ],
+)
+def test_real_meshes_against_refined_fem(data, name, spacing, most):
+    mesh = lamina.load(data / f"{name}.ply")
+    low, high = mesh.bounds
+    mesh = lamina.Mesh((mesh.points - (low + high) / 2) / ((high - low).max() / 2), mesh.faces)
+
+    def f(p):
+        return torch.sin(2 * p[:, 0]) * torch.cos(1.5 * p[:, 1]) + p[:, 2]
+
+    exact = reference_poisson(mesh.points, mesh.faces, f, max_vertices=300_000)
+    u = lamina.poisson(lamina.Domain(mesh, spacing), f, tolerance=1e-9)
+    assert u.cycles <= 30
+    assert errors(u.values, torch.from_numpy(exact.values), remove_mean=True).nrmse <= most

@@ -1,7 +1,7 @@
 """What the trace scheme is held to: accuracy, sheets, iterations, heat, eigenvalues, and time against FEM.
 
-    LAMINA_DATA=../shared/data python benchmarks/trace.py [--parts accuracy closest sheets iterations heat eigen time]
-    python benchmarks/trace.py --parts iterations --most 2000000
+    LAMINA_DATA=FOLDER python benchmarks/trace_scheme.py [--parts accuracy closest sheets iterations heat eigen time]
+    python benchmarks/trace_scheme.py --parts iterations --most 2000000
 
 Meshes are centred and scaled so that their longest half-extent is 1; f = sin(2x) cos(1.5y) + z; NRMSE against FEM
 on the mesh refined until it settles (see meshes.py). Times are the best of several runs in this process, lamina and
