@@ -31,11 +31,11 @@ def cut_simplices(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 done_origin.append(origin)
                 break
             whole = (first > last).nonzero()[:, 0]
-            done.append(corners[whole])
-            done_origin.append(origin[whole])
-            plane = torch.minimum(torch.maximum(torch.round(0.5 * (low + high)), first), last)[crossed]
-            corners, source = _split(corners[crossed], axis, plane)
-            origin = origin[crossed][source]
+            done.append(corners.index_select(0, whole))
+            done_origin.append(origin.index_select(0, whole))
+            plane = torch.minimum(torch.maximum(torch.round(0.5 * (low + high)), first), last).index_select(0, crossed)
+            corners, source = _split(corners.index_select(0, crossed), axis, plane)
+            origin = origin.index_select(0, crossed).index_select(0, source)
         corners, origin = torch.cat(done), torch.cat(done_origin)
     return corners, origin, torch.floor(corners.mean(1)).long()
 
@@ -51,13 +51,16 @@ def _split(corners: Tensor, axis: int, plane: Tensor) -> tuple[Tensor, Tensor]:
     above = side >= 0
     # The corner alone on its side comes first: a; b and c follow in order.
     alone = torch.where(above.sum(1) == 1, above.long().argmax(1), (~above).long().argmax(1))
-    (a, sa), (b, sb), (c, sc) = ((corners[rows, (alone + i) % 3], side[rows, (alone + i) % 3]) for i in range(3))
+    flat, flat_side, start = corners.reshape(-1, 3), side.reshape(-1), 3 * rows
+    corner = [start + (alone + i) % 3 for i in range(3)]
+    a, b, c = (flat.index_select(0, i) for i in corner)
+    sa, sb, sc = (flat_side.index_select(0, i) for i in corner)
     p, q = _crossing(a, b, sa, sb, axis, plane), _crossing(a, c, sa, sc, axis, plane)
     parts = torch.cat([torch.stack(t, 1) for t in ((a, p, q), (p, b, c), (p, c, q))])
     source = rows.repeat(3)
     u, v = parts[:, 1] - parts[:, 0], parts[:, 2] - parts[:, 0]
-    real = torch.linalg.cross(u, v).abs().amax(1) > 1e-14
-    return parts[real], source[real]
+    real = (torch.linalg.cross(u, v).abs().amax(1) > 1e-14).nonzero()[:, 0]
+    return parts.index_select(0, real), source.index_select(0, real)
 
 
 def _crossing(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, axis: int, plane: Tensor) -> Tensor:

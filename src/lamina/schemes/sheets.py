@@ -106,8 +106,9 @@ class Elements:
         """
         a, b, axis = self.glue
         cell = torch.div(self.cell, 2, rounding_mode="floor")
-        inside = (cell[a] == cell[b]).all(1)
-        parent = components(len(cell), a[inside], b[inside])
+        inside = (cell.index_select(0, a) == cell.index_select(0, b)).all(1)
+        joined, across = inside.nonzero()[:, 0], (~inside).nonzero()[:, 0]
+        parent = components(len(cell), a.index_select(0, joined), b.index_select(0, joined))
         count = int(parent.max()) + 1
         coarse_cell = torch.empty(count, 3, dtype=torch.int64, device=cell.device)
         coarse_cell[parent] = cell
@@ -117,8 +118,8 @@ class Elements:
         active[parent[: self.active]] = True
         order, place = _first(active)
         parent = place[parent]
-        across = ~inside
-        glue = distinct_glue(parent[a[across]], parent[b[across]], axis[across], count)
+        a, b = (parent.index_select(0, end.index_select(0, across)) for end in (a, b))
+        glue = distinct_glue(a, b, axis.index_select(0, across), count)
         return Elements(coarse_cell[order], glue, int(active.sum()), component[order]), parent
 
 
