@@ -348,3 +348,9 @@ def test_real_meshes_against_refined_fem(data, name, spacing, most):
     u = lamina.poisson(lamina.Domain(mesh, spacing), f, tolerance=1e-9)
     assert u.cycles <= 30
     assert errors(u.values, torch.from_numpy(exact.values), remove_mean=True).nrmse <= most
+
+
+@pytest.mark.parametrize("thickness", [0.05, 0.01])
+def test_parts_too_thin_for_closest_points_are_refused_in_words(thickness):
+    with pytest.raises(lamina.InputError, match="too thin for them; use a smaller spacing"):
+        lamina.Domain(lamina.Ellipsoid(1, 1, thickness), 0.05, scheme="trace")

@@ -70,7 +70,10 @@ class CutSurface:
         element = self.locator.find(coordinate, feet)
         lost = int((element < 0).sum())
         if lost:
-            raise InputError(f"{lost} of {len(element)} points do not lie on the surface; project them to it first.")
+            raise InputError(
+                f"{lost} of {len(element)} points lie on parts of the surface that cells of spacing "
+                f"{self.spacing:g} miss, being too thin for them; use a smaller spacing."
+            )
         element = self.host[element]
         return element, coordinate - self.elements.cell[element]
 

@@ -89,7 +89,10 @@ def cut_closest_points(surface: Surface, lattice: Lattice, sheets: bool = True) 
     offset = torch.where(offset.abs() < tiny, torch.full_like(offset, tiny), offset)
     cell_node, corner = _whole_cells(band, offset)
     if not len(cell_node):
-        raise InputError(f"No cell of spacing {lattice.spacing:g} is cut by the surface; use a smaller spacing.")
+        raise InputError(
+            f"No cell of spacing {lattice.spacing:g} is cut by the surface, which is too thin for them; "
+            "use a smaller spacing."
+        )
     triangles, owner, ends, fraction = _cut_tetrahedra(corner, offset)
     vertex = x[ends[:, 0]] + fraction[:, None] * (x[ends[:, 1]] - x[ends[:, 0]])
     edge, edge_ends = _edges(triangles, len(vertex))
