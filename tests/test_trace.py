@@ -166,8 +166,10 @@ def test_algebraic_multigrid_finds_the_same_solution():
     K = scheme.K
     A = csr_array((K.values().numpy(), K.col_indices().numpy(), K.crow_indices().numpy()), shape=K.shape)
     assert abs(A - A.T).max() <= 1e-14 * abs(A).max()
-    hierarchy = pyamg.smoothed_aggregation_solver(A, B=np.ones((scheme.unknowns, 1)))
-    theirs = hierarchy.solve(-g.numpy(), tol=1e-12, accel="cg", maxiter=400)
+    # With one unknown held at zero: pyamg's conjugate gradients may take rounding in the kernel for indefiniteness.
+    hierarchy = pyamg.smoothed_aggregation_solver(A[1:, 1:], B=np.ones((scheme.unknowns - 1, 1)))
+    theirs = np.zeros(scheme.unknowns)
+    theirs[1:] = hierarchy.solve(-g.numpy()[1:], tol=1e-12, accel="cg", maxiter=400)
     assert np.linalg.norm(A @ theirs + g.numpy()) <= 1e-10 * np.linalg.norm(g.numpy())
     weight = scheme.mass_of_one.numpy()
     ours, theirs = (u - weight @ u / weight.sum() for u in (ours, theirs))
