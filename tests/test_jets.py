@@ -251,7 +251,7 @@ def test_single_precision_is_as_accurate_as_it_can_be():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_gpu_and_cpu_agree():
     samples = Torus().sample(3000, 9)
     x = samples.points + 0.05 * random(3000, 3)

@@ -305,7 +305,7 @@ def test_bad_input_is_refused_with_a_reason(spoil, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("sigma", [0.0, 0.005])
 def test_gpu_and_cpu_agree(sigma):
     samples = Sphere().sample(4000, 14)

@@ -10,23 +10,23 @@ True
 
 import warnings as _warnings
 
+from lamina.domain import Domain
+from lamina.errors import InputError, SolveError
+from lamina.pde.eigen import Eigenmodes, eigenmodes
+from lamina.pde.heat import heat
+from lamina.pde.poisson import poisson
+from lamina.solution import Solution
+from lamina.surfaces.analytic import Ellipsoid, Sphere, Torus
+from lamina.surfaces.base import Surface
+from lamina.surfaces.files import load
+from lamina.surfaces.implicit import Implicit
+from lamina.surfaces.mesh import Mesh
+from lamina.surfaces.point_cloud import PointCloud
+from lamina.surfaces.spherical_map import SphericalMap, spike, starfruit
+
 # torch announces once a process that CSR tensors are in beta and unchecked; lamina's users did not ask.
 _warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 _warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
-
-from lamina.domain import Domain  # noqa: E402  (after the filter, which must be set before torch is used)
-from lamina.errors import InputError, SolveError  # noqa: E402
-from lamina.pde.eigen import Eigenmodes, eigenmodes  # noqa: E402
-from lamina.pde.heat import heat  # noqa: E402
-from lamina.pde.poisson import poisson  # noqa: E402
-from lamina.solution import Solution  # noqa: E402
-from lamina.surfaces.analytic import Ellipsoid, Sphere, Torus  # noqa: E402
-from lamina.surfaces.base import Surface  # noqa: E402
-from lamina.surfaces.files import load  # noqa: E402
-from lamina.surfaces.implicit import Implicit  # noqa: E402
-from lamina.surfaces.mesh import Mesh  # noqa: E402
-from lamina.surfaces.point_cloud import PointCloud  # noqa: E402
-from lamina.surfaces.spherical_map import SphericalMap, spike, starfruit  # noqa: E402
 
 __version__ = "0.1.0"
 

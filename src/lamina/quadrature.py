@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.triangles import Rows, rows, triangle_areas, unit
+from lamina.linear.graph import first_of_each
 
 # Strang and Fix: three interior points, exact for quadratics.
 TRIANGLE_RULE = ((2 / 3, 1 / 6, 1 / 6), (1 / 6, 2 / 3, 1 / 6), (1 / 6, 1 / 6, 2 / 3))
@@ -44,9 +45,7 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     c + sqrt(2) L d_k, with the polygon's centroid c, covariance L L^T and three unit vectors d_k at equal
     angles, have its moments up to the second.
     """
-    count = torch.full((len(normals),), len(polygon), device=polygon.device)
-    first = count.scatter_reduce_(0, polygon, torch.arange(len(polygon), device=polygon.device), "amin")
-    base = corners[first, 0]
+    base = corners[first_of_each(polygon, len(normals)), 0]
     across, along = tangents(normals)
     arms = rows(corners - base[polygon, None])
     x, y = (_dot_columns(arms, rows(t[polygon])) for t in (across, along))  # (m, 3): in the plane, from the base

@@ -1,4 +1,4 @@
-"""Connected components of a graph."""
+"""Connected components of a graph, and labels."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def numbered(count: int, label: Tensor) -> Tensor:
     used = torch.zeros(count, dtype=torch.int64, device=label.device)
     used[label.reshape(-1)] = 1
     return (torch.cumsum(used, 0) - 1)[label]
+
+
+def first_of_each(label: Tensor, count: int) -> Tensor:
+    """Lowest position (count,) of each label in label (n,)."""
+    first = torch.full((count,), len(label), dtype=torch.int64, device=label.device)
+    return first.scatter_reduce_(0, label, torch.arange(len(label), device=label.device), "amin")
 
 
 def _lowest_member(count: int, a: Tensor, b: Tensor) -> Tensor:

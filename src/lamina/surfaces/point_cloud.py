@@ -1,105 +1,21 @@
-"""Point clouds: samples of a surface, with or without normals, clean or noisy.
-
-How the surface is found. Leave-one-out errors (how well a jet fitted to its neighbours alone predicts a
-sample) choose degree and neighbourhood: they shrink with the neighbourhood on clean samples and grow on
-noisy ones, so they balance bias and variance without knowing the noise. Normals are fitted too where that
-predicts positions clearly better. Noisy samples are first moved to a smooth surface, a blend of the wide
-jets around some of them, and then treated as clean.
-"""
+"""Point clouds: samples of a surface, with or without normals, clean or noisy."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.jets import Jets, fit_jets, project
+from lamina.geometry.fitting import Cloud, Fit, fit_surface
+from lamina.geometry.jets import project
 from lamina.geometry.lattice import Lattice, nodes_within
-from lamina.geometry.nearest import Nearest
-from lamina.geometry.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
+from lamina.geometry.neighbours import connected_pieces, k_nearest, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
 from lamina.geometry.triangles import dot, unit
+from lamina.linear.graph import first_of_each
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
 FEWEST_POINTS, FEWEST_IN_COMPONENT = 20, 10
-TESTED = 2048  # samples whose leave-one-out errors choose degree and neighbourhood
-WITH_NORMALS = ((2, 12), (4, 16), (6, 24))  # (degree, neighbours) tried for fits to positions and normals
-FEWEST = {2: 12, 4: 32, 6: 56}  # neighbours tried for fits to positions alone, by degree
-MOST = {2: (640, 1 / 16), 4: (384, 1 / 64), 6: (128, 0)}  # that many, or that part of a larger cloud
-GROWTH = 1.7  # from one neighbourhood tried to the next
-TYPICAL, SAFE = 0.75, 0.98  # part of the leave-one-out errors that counts, the smallest ones
-GAUSSIAN = {TYPICAL: 0.607, SAFE: 0.934}  # RMS of that part of normal deviates
-NORMALS_HELP, DEGREE_HELPS, SAFETY_HELPS = 0.7, 0.99, 0.7  # must cut the leave-one-out error to this
-THICKNESS = 6.0  # a neighbourhood's radius is at least this many leave-one-out errors
-CENTRES, BLENDED = 32, 16  # jets that share a smoothed neighbourhood, and those that a place blends
-RECENTRED = 16  # neighbours among which the sample nearest to a foot is looked for
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to fit jets."""
-
-    degree: int
-    k: int  # neighbours, the sample itself included
-    slopes: bool  # whether normals are fitted besides positions
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A way to fit and its leave-one-out error."""
-
-    way: Way
-    error: float
-    grown: bool  # whether this neighbourhood is wider than the smallest tried, as noise makes it
-
-
-@dataclass(frozen=True)
-class Cloud:
-    """Distinct oriented samples, each in a component."""
-
-    points: Tensor  # (m, 3)
-    normals: Tensor  # (m, 3)
-    component: Tensor  # (m,) int64
-
-    @cached_property
-    def pieces(self) -> PieceTrees:
-        return PieceTrees(self.points, self.component)
-
-    @cached_property
-    def tree(self) -> PointTree:
-        return PointTree(self.points)
-
-    @cached_property
-    def search(self) -> Nearest:
-        return Nearest(self.points, self.component)
-
-    def neighbours(self, rows: Tensor, k: int) -> Tensor:
-        """The k nearest (n, k) of samples `rows` in their component, first the sample itself."""
-        return self.pieces.query(self.points[rows], self.component[rows], k)[0]
-
-    def fit(self, near: Tensor, way: Way, leave_out: bool = False) -> Jets:
-        near = near[:, : way.k]
-        return fit_jets(self.points, self.normals, near, way.degree, slopes=way.slopes, leave_out=leave_out)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The surface fitted to a cloud: samples on it and a jet around each."""
-
-    cloud: Cloud
-    near: Tensor  # (m, 16) int64, nearest samples of the same component, first the sample itself
-    jets: Jets
-    choice: Choice
-    smoothing: Choice | None  # how noisy samples were smoothed; None: they are those of the cloud
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Fit:
-        points, normals = (v.to(device=device, dtype=dtype) for v in (self.cloud.points, self.cloud.normals))
-        cloud = Cloud(points, normals, self.cloud.component.to(device))
-        return replace(self, cloud=cloud, near=self.near.to(device), jets=self.jets.to(device, dtype))
 
 
 class PointCloud(Surface):
@@ -124,7 +40,7 @@ class PointCloud(Surface):
             self.notes.append("Normals were estimated from the points; on open surfaces their side is a guess.")
         else:
             self.normals = self._oriented(self._checked_normals(normals))
-            self._normals = self.normals[_first_of_each(self._unique_of, len(self._unique))]
+            self._normals = self.normals[first_of_each(self._unique_of, len(self._unique))]
         self._component, self._kept = self._find_components(None if normals is None else self._normals)
         self.component = self._component[self._unique_of]
         self.areas = self._share_areas()
@@ -236,7 +152,7 @@ class PointCloud(Surface):
         return unit(normals)
 
     def _oriented(self, normals: Tensor) -> Tensor:
-        first = _first_of_each(self._unique_of, len(self._unique))
+        first = first_of_each(self._unique_of, len(self._unique))
         if not signs_disagree(self._unique, normals[first]):
             return normals
         self.notes.append("Normals looked to both sides of the surface; their signs were made to agree.")
@@ -275,128 +191,3 @@ def _checked_points(points: Tensor) -> Tensor:
     if bad:
         raise InputError(f"{bad} of {len(points)} points have NaN or infinite coordinates; remove them.")
     return points
-
-
-def _first_of_each(group: Tensor, groups: int) -> Tensor:
-    """Lowest position (groups,) of each group number in group (n,)."""
-    first = torch.full((groups,), len(group), dtype=torch.int64, device=group.device)
-    return first.scatter_reduce_(0, group, torch.arange(len(group), device=group.device), "amin")
-
-
-def fit_surface(cloud: Cloud) -> Fit:
-    """Fit jets to a cloud, each component for itself, after smoothing it where it is noisy."""
-    typical, safe = choose_ways(cloud)
-    smoothing = None
-    if safe.grown:
-        # Predictions improved as neighbourhoods grew: what they averaged out is noise.
-        smoothing = safe
-        cloud = smooth(cloud, safe.way)
-        typical, safe = choose_ways(cloud, widest=2.0)
-    every = torch.arange(len(cloud.points), device=cloud.points.device)
-    near = cloud.neighbours(every, max(typical.way.k, safe.way.k, RECENTRED))
-    jets = fit_locally(cloud, near, typical.way, safe.way)
-    return Fit(cloud, near[:, :RECENTRED].contiguous(), jets, typical, smoothing)
-
-
-def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice]:
-    """The best way to fit most places, and the best with regard to difficult ones too (edges, thin parts).
-
-    Both have the smallest RMS leave-one-out error at random samples, one without the worst quarter of the
-    errors, one without the worst 2 %, scaled to be that of all if they were Gaussian. Neighbourhoods are
-    tried up to `widest` times the smallest.
-    """
-    order = torch.randperm(len(cloud.points), generator=torch.Generator().manual_seed(0))
-    tested = order[:TESTED].to(cloud.points.device)
-    count = len(cloud.points)
-    most = {q: max(FEWEST[2], min(count // 2, max(k, int(part * count)))) for q, (k, part) in MOST.items()}
-    near = cloud.neighbours(tested, min(64, most[2]))
-    known: dict[Way, tuple[Tensor, float]] = {}
-
-    def error(way: Way, part: float) -> float:
-        nonlocal near
-        if way not in known:
-            if way.k > near.shape[1]:
-                near = cloud.neighbours(tested, min(4 * way.k, most[2]))
-            jets = cloud.fit(near, way, leave_out=True)
-            known[way] = jets.height.double().square().sort().values, float(jets.scale.median())
-        squares, radius = known[way]
-        rms = float(squares[: max(1, round(part * len(squares)))].mean().sqrt()) / GAUSSIAN[part]
-        # A ball hardly wider than the noise holds samples that err the same way, and errors look small.
-        return torch.inf if THICKNESS * rms > radius else max(rms, 1e-15 * radius)
-
-    typical = _smallest_error(lambda way: error(way, TYPICAL), most, widest)
-    return typical, _smallest_error(lambda way: error(way, SAFE), most, widest)
-
-
-def _smallest_error(error: Callable[[Way], float], most: dict[int, int], widest: float) -> Choice:
-    """Search over degrees, neighbourhoods and the use of normals.
-
-    Without normals, neighbourhoods grow until errors have grown twice. A higher degree must win clearly, as
-    its slopes are noisier, and so must normals: often they were computed from the positions themselves, and
-    then help to predict the noise.
-    """
-    best: Choice | None = None
-    for degree, fewest in FEWEST.items():
-        k, worse, own = fewest, 0, None
-        while k <= min(most[degree], widest * fewest) and worse < 2:
-            way = Way(degree, k, slopes=False)
-            tried = Choice(way, error(way), grown=k >= 2 * fewest)
-            better = own is None or tried.error < own.error or own.error == torch.inf
-            own, worse = (tried, 0) if better else (own, worse + 1)
-            k = round(GROWTH * k)
-        if own is not None and (best is None or own.error < DEGREE_HELPS * best.error):
-            best = own
-    for degree, k in WITH_NORMALS:
-        if k <= most[2]:
-            way = Way(degree, k, slopes=True)
-            tried = Choice(way, error(way), grown=False)
-            if best is None or tried.error < (1 if best.way.slopes else NORMALS_HELP) * best.error:
-                best = tried
-    assert best is not None  # the smallest cloud allows the smallest quadric
-    return best
-
-
-def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
-    """Jets around the samples near[:, 0], the typical way but where the safe way predicts clearly better.
-
-    Clearly: by the RMS of the leave-one-out errors of the 16 samples around.
-    """
-    jets = cloud.fit(near, typical)
-    if safe == typical:
-        return jets
-    around, _ = k_nearest(cloud.points[near[:, 0]], min(16, len(near)))
-    one, other = (cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical))
-    rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
-    return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets
-
-
-def smooth(cloud: Cloud, way: Way) -> Cloud:
-    """The cloud moved to a smooth surface, p' = sum_j w_j foot_j(p) / sum_j w_j, with its normals.
-
-    foot_j is the closest point on the jet of centre j, over the 16 nearest centres of the same component, and
-    w_j = (1 - d_j^2 / d_17^2)^3: the partition of unity of Ohtake et al. (2003), "Multi-level partition of
-    unity implicits". Centres are a random subset of the samples, about 32 to a neighbourhood, so that the
-    cost per sample does not grow with its size.
-    """
-    points, normals, component = cloud.points, cloud.normals, cloud.component
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.cat([_some(members, way.k, generator) for members in cloud.pieces.members])
-    jets = cloud.fit(cloud.neighbours(centres, way.k), way)
-    jets = replace(jets, reach=torch.ones_like(jets.reach))  # these are used all over their neighbourhoods
-    which, distance = PieceTrees(points[centres], component[centres]).query(points, component, BLENDED + 1)
-    weight = (1 - (distance / distance[:, -1:].clamp_min(1e-300)) ** 2).clamp_min(0) ** 3
-    places, directions = torch.zeros_like(points), torch.zeros_like(points)
-    total = torch.zeros_like(points[:, :1])
-    for j, w in zip(which.unbind(1), weight.split(1, dim=1), strict=True):
-        foot, normal = project(jets, points, j)
-        w = w * (dot(jets.frames[j, 2], normals) > 0)[:, None]  # not the sheet behind
-        places, directions, total = places + w * foot, directions + w * normal, total + w
-    lost = total <= 0
-    places = torch.where(lost, points, places / total.masked_fill(lost, 1))
-    return Cloud(places, torch.where(lost, normals, unit(directions)), component)
-
-
-def _some(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Random rows, about 32 to a neighbourhood of k, and at least 64."""
-    count = max(64, CENTRES * len(rows) // k)
-    return rows[torch.randperm(len(rows), generator=generator)[:count].to(rows.device)]
