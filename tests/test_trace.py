@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 import lamina
 from lamina.baselines.fem import reference_poisson
 from lamina.gallery import sphere_poisson
-from lamina.geometry.cut import cut_simplices
+from lamina.geometry.cut import cut_triangles
 from lamina.geometry.triangles import triangle_areas
 from lamina.metrics import errors
 from lamina.schemes.trace import Trace, cut_surface
@@ -30,7 +30,7 @@ def solved(surface, spacing):
 
 def test_pieces_of_cut_triangles_have_their_area_and_stay_in_their_cells():
     corners = 3 * torch.rand(200, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    pieces, origin, cell = cut_simplices(corners)
+    pieces, origin, cell = cut_triangles(corners)
     area = torch.zeros(200, dtype=torch.float64).index_add_(0, origin, triangle_areas(pieces))
     torch.testing.assert_close(area, triangle_areas(corners))
     local = pieces - cell[:, None]

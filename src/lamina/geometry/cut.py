@@ -1,4 +1,4 @@
-"""Triangles and segments cut along the planes of a lattice, so that each piece lies in one cell."""
+"""Triangles cut along the planes of a lattice, so that each piece lies in one cell."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 ON_PLANE = 1e-9
 
 
-def cut_simplices(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut triangles (m, 3, 3) or segments (m, 2, 3), in units of cells, along all integer planes.
+def cut_triangles(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut triangles (m, 3, 3), in units of cells, along all integer planes.
 
-    Returns the pieces, the simplex (p,) that each came from, and the cell (p, 3) int64 that holds it.
-    Together the pieces are the simplices exactly. Each pass halves the number of planes that a piece still
-    crosses, so the number of passes is the logarithm of the largest simplex.
+    Returns the pieces, the triangle (p,) that each came from, and the cell (p, 3) int64 that holds it.
+    Together the pieces are the triangles exactly. Each pass halves the number of planes that a piece still
+    crosses, so the number of passes is the logarithm of the largest triangle.
     """
     origin = torch.arange(len(corners), device=corners.device)
     if not len(corners):
@@ -41,13 +41,9 @@ def cut_simplices(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _split(corners: Tensor, axis: int, plane: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each simplex by its plane x[axis] = plane; it has corners on both sides."""
+    """Split each triangle by its plane x[axis] = plane; it has corners on both sides."""
     rows = torch.arange(len(corners), device=corners.device)
     side = corners[:, :, axis] - plane[:, None]
-    if corners.shape[1] == 2:
-        middle = _crossing(corners[:, 0], corners[:, 1], side[:, 0], side[:, 1], axis, plane)
-        halves = [torch.stack([corners[:, 0], middle], 1), torch.stack([middle, corners[:, 1]], 1)]
-        return torch.cat(halves), torch.cat([rows, rows])
     above = side >= 0
     # The corner alone on its side comes first: a; b and c follow in order.
     alone = torch.where(above.sum(1) == 1, above.long().argmax(1), (~above).long().argmax(1))

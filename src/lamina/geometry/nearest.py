@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lamina.geometry.lattice import Blocks, Lattice
 from lamina.geometry.triangles import Rows, closest_on_triangle, dot, dot_rows, minus, rows, take
+from lamina.linear.graph import expand
 
 FANOUT = 4
 MAX_PAIRS = {"cpu": 2**21, "cuda": 2**23}
@@ -233,13 +234,6 @@ class Nearest:
 
 def _length(v: Rows) -> Tensor:
     return dot_rows(v, v).sqrt()
-
-
-def expand(first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Concatenate the ranges first[i] ... first[i] + counts[i] - 1; also say which i each came from."""
-    source = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    start = torch.cumsum(counts, 0) - counts
-    return first[source] + torch.arange(len(source), device=counts.device) - start[source], source
 
 
 def _first_equal(values: Tensor, smallest: Tensor, group: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Connected components of a graph, and labels."""
+"""Connected components of a graph; labels and the lists that they make."""
 
 from __future__ import annotations
 
@@ -32,6 +32,24 @@ def first_of_each(label: Tensor, count: int) -> Tensor:
     """Lowest position (count,) of each label in label (n,)."""
     first = torch.full((count,), len(label), dtype=torch.int64, device=label.device)
     return first.scatter_reduce_(0, label, torch.arange(len(label), device=label.device), "amin")
+
+
+def expand(first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Concatenate the ranges first[i] ... first[i] + counts[i] - 1; also say which i each came from."""
+    source = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    start = torch.cumsum(counts, 0) - counts
+    return first[source] + torch.arange(len(source), device=counts.device) - start[source], source
+
+
+def members(label: Tensor, count: int, which: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions in label (n,) of the labels which (k,), list after list, and the place in `which` that each belongs to.
+
+    Labels run from 0 to count - 1.
+    """
+    order = torch.argsort(label, stable=True)
+    size = torch.bincount(label, minlength=count)
+    place, source = expand((torch.cumsum(size, 0) - size)[which], size[which])
+    return order[place], source
 
 
 def _lowest_member(count: int, a: Tensor, b: Tensor) -> Tensor:

@@ -51,8 +51,7 @@ def lobpcg(
         iterations += 1
         # Only what has not converged is searched for further.
         W = precondition(R[:, residuals > 0.5 * tolerance])
-        basis = [(X, KX, MX), (P, KP, MP)]
-        W, KW, MW = _added(W, basis, K, M)
+        W, KW, MW = _added(W, [(X, MX), (P, MP)], K, M)
         S, KS, MS = (torch.cat(parts, 1) for parts in ((X, P, W), (KX, KP, KW), (MX, MP, MW)))
         values, C = torch.linalg.eigh(_symmetric(S.T @ KS))
         width = X.shape[1]
@@ -66,34 +65,35 @@ def lobpcg(
         X, KX, MX = S @ C, KS @ C, MS @ C
         if iterations % 10 == 0:  # rounding creeps into the recurrences
             values, X, KX, MX = _ritz(X, K, M)
-            P, KP, MP = _added(P, [(X, KX, MX)], K, M)
+            P, KP, MP = _added(P, [(X, MX)], K, M)
 
 
 def _ritz(X: Tensor, K: Apply, M: Apply) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ritz values in the span of X, with X, K X and M X for their vectors."""
-    X, KX, MX = _orthonormal(X, K(X), M(X))
-    values, C = torch.linalg.eigh(_symmetric(X.T @ KX))
+    KX, MX = K(X), M(X)
+    C = _orthonormalising(X, MX)
+    values, vectors = torch.linalg.eigh(_symmetric(C.T @ (X.T @ KX) @ C))
+    C = C @ vectors
     return values, X @ C, KX @ C, MX @ C
 
 
-def _added(W: Tensor, basis: list, K: Apply, M: Apply) -> tuple[Tensor, Tensor, Tensor]:
-    """W made M-orthonormal, and orthogonal to the blocks of the basis."""
+def _added(W: Tensor, basis: list[tuple[Tensor, Tensor]], K: Apply, M: Apply) -> tuple[Tensor, Tensor, Tensor]:
+    """W made M-orthonormal, and orthogonal to the blocks V of the basis, given with M V; with K W and M W."""
     W = W / W.norm(dim=0).clamp_min(torch.finfo(W.dtype).tiny)
     for _ in range(2):
-        for V, _KV, MV in basis:
+        for V, MV in basis:
             W = W - V @ (MV.T @ W)
-        W, _, _ = _orthonormal(W, None, M(W))
+        W = W @ _orthonormalising(W, M(W))
     return W, K(W), M(W)
 
 
-def _orthonormal(V: Tensor, KV: Tensor | None, MV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """V C, K V C and M V C with (V C)^T M V C = I; directions that the others span already are dropped."""
+def _orthonormalising(V: Tensor, MV: Tensor) -> Tensor:
+    """C with (V C)^T M V C = I; directions that the others span already are dropped."""
     gram = _symmetric(V.T @ MV)
     size = gram.diagonal().clamp_min(torch.finfo(V.dtype).tiny).rsqrt()
     values, vectors = torch.linalg.eigh(size[:, None] * gram * size)
     keep = values > 1e2 * torch.finfo(V.dtype).eps * values[-1:]  # there may be none
-    C = size[:, None] * vectors[:, keep] * values[keep].rsqrt()
-    return V @ C, V[:, :0] if KV is None else KV @ C, MV @ C
+    return size[:, None] * vectors[:, keep] * values[keep].rsqrt()
 
 
 def _symmetric(A: Tensor) -> Tensor:

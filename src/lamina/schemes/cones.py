@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lamina.geometry.nearest import expand
+from lamina.linear.graph import members
 from lamina.schemes.cutsurface import CutSurface
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.mesh import Mesh
@@ -23,7 +23,8 @@ FLAT = 0.97  # vertices with a larger ratio are left alone
 def cone_conductivity(mesh: Mesh, cut: CutSurface) -> Tensor | None:
     """Factor (q,) on the stiffness at the quadrature points; None where the mesh has no saddle vertex."""
     ratio = mesh.cone_ratio
-    vertex = ((ratio < FLAT) & (mesh.own_face >= 0) & (mesh.same_vertex == _range(ratio))).nonzero()[:, 0]
+    first = mesh.same_vertex == torch.arange(len(ratio), device=ratio.device)  # of those at one position
+    vertex = ((ratio < FLAT) & first).nonzero()[:, 0]
     if not len(vertex):
         return None
     feet = mesh.own_feet()
@@ -36,10 +37,8 @@ def cone_conductivity(mesh: Mesh, cut: CutSurface) -> Tensor | None:
     keep = (ratio == sharpest[element]).nonzero()[:, 0]
     vertex, ratio, element = vertex[keep], ratio[keep], element[keep]
     source, reached = _sharing_corners(cut.elements.unknown, element)
-    order = torch.argsort(cut.element)
-    count = torch.bincount(cut.element, minlength=cut.elements.active)
-    place, pair = expand((count.cumsum(0) - count)[reached], count[reached])
-    point, source = order[place], source[pair]
+    point, pair = members(cut.element, cut.elements.active, reached)
+    source = source[pair]
     away = (cut.quadrature.points[point] - feet.points[vertex[source]]).norm(dim=1) / cut.spacing
     factor = 1 - (1 - ratio[source]) * (1 - away).clamp_min(0)
     return torch.ones_like(cut.quadrature.weights).scatter_reduce_(0, point, factor, "amin")
@@ -47,17 +46,7 @@ def cone_conductivity(mesh: Mesh, cut: CutSurface) -> Tensor | None:
 
 def _sharing_corners(unknown: Tensor, element: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs: place in `element` (k,), and each element that shares an unknown with that one, itself included."""
-    flat = unknown.reshape(-1)
-    order = torch.argsort(flat)
-    count = torch.bincount(flat)
-    start = count.cumsum(0) - count
-    corner = unknown[element].reshape(-1)
-    place, pair = expand(start[corner], count[corner])
-    key = torch.unique(
-        torch.div(pair, 8, rounding_mode="floor") * len(unknown) + torch.div(order[place], 8, rounding_mode="floor")
-    )
+    shared, pair = members(unknown.reshape(-1), unknown.numel(), unknown[element].reshape(-1))
+    place, other = (torch.div(i, 8, rounding_mode="floor") for i in (pair, shared))
+    key = torch.unique(place * len(unknown) + other)
     return torch.div(key, len(unknown), rounding_mode="floor"), key % len(unknown)
-
-
-def _range(like: Tensor) -> Tensor:
-    return torch.arange(len(like), device=like.device)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lamina.geometry.cut import cut_simplices, segments_meet_unit_cell
+from lamina.geometry.cut import cut_triangles, segments_meet_unit_cell
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.nearest import expand
-from lamina.linear.graph import components
+from lamina.linear.graph import components, members
 from lamina.quadrature import on_polygons
 from lamina.schemes.cones import cone_conductivity
 from lamina.schemes.cutsurface import CutSurface
@@ -73,7 +72,7 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurf
     assert isinstance(surface, Mesh)
     assert surface.faces is not None
     corners = surface.points[surface.faces]
-    pieces, face, cell = cut_simplices((corners - lattice.origin) / lattice.spacing)
+    pieces, face, cell = cut_triangles((corners - lattice.origin) / lattice.spacing)
     low = cell.amin(0) - 2
     shape = cell.amax(0) + 3 - low
     count = len(corners)
@@ -100,10 +99,7 @@ def _within_cells(
 ) -> tuple[Tensor, Tensor]:
     """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
     ends, first, second = surface.face_adjacency
-    order = torch.argsort(face, stable=True)
-    count = torch.bincount(face, minlength=pairs.faces)
-    place, edge = expand((count.cumsum(0) - count)[first], count[first])
-    a = order[place]
+    a, edge = members(face, pairs.faces, first)
     b = pairs.partner(a, second[edge])
     both = (b >= 0).nonzero()[:, 0]
     a, b, edge = a[both], b[both], edge[both]
