@@ -38,7 +38,7 @@ def expand(first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Concatenate the ranges first[i] ... first[i] + counts[i] - 1; also say which i each came from."""
     source = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
     start = torch.cumsum(counts, 0) - counts
-    return first[source] + torch.arange(len(source), device=counts.device) - start[source], source
+    return torch.arange(len(source), device=counts.device) + (first - start).index_select(0, source), source
 
 
 def members(label: Tensor, count: int, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,8 +48,9 @@ def members(label: Tensor, count: int, which: Tensor) -> tuple[Tensor, Tensor]:
     """
     order = torch.argsort(label, stable=True)
     size = torch.bincount(label, minlength=count)
-    place, source = expand((torch.cumsum(size, 0) - size)[which], size[which])
-    return order[place], source
+    first = torch.cumsum(size, 0) - size
+    place, source = expand(first.index_select(0, which), size.index_select(0, which))
+    return order.index_select(0, place), source
 
 
 def _lowest_member(count: int, a: Tensor, b: Tensor) -> Tensor:
