@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,11 @@ class Band:
 
     def __len__(self) -> int:
         return len(self.key)
+
+    def take(self, rows: Tensor) -> Band:
+        """The band of some of the nodes: a mask (n,), or indices that increase."""
+        feet = ClosestPoints(*(t[rows] for t in (self.feet.points, self.feet.normals, self.feet.component)))
+        return replace(self, ijk=self.ijk[rows], feet=feet, key=self.key[rows])
 
     @property
     def spacing(self) -> float:

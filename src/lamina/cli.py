@@ -1,4 +1,4 @@
-"""The command line: lamina solve, lamina info."""
+"""The command line: lamina solve, info, train, fit."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 solve = typer.Typer(help="Solve a PDE on a surface.", no_args_is_help=True)
 app.add_typer(solve, name="solve")
+fit = typer.Typer(help="Fit a neural representation to a surface.", no_args_is_help=True)
+app.add_typer(fit, name="fit")
 
 
 class Device(StrEnum):
@@ -48,8 +50,13 @@ Exact = Annotated[
 Spacing = Annotated[float | None, typer.Option(help="Grid spacing; by default chosen from the shape.")]
 Nodes = Annotated[int | None, typer.Option(help="About how many grid nodes, instead of a spacing.")]
 Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.")]
-Extension = Annotated[str, typer.Option(help="auto, closest-point or jet.")]
-Scheme = Annotated[str, typer.Option(help="auto, coupled or trace.")]
+Extension = Annotated[str, typer.Option(help="auto, closest-point, jet or attention (the paper's network).")]
+Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).")]
+Weights = Annotated[Path | None, typer.Option(help="With --extension attention: weights other than those shipped.")]
+BandRadius = Annotated[
+    float | None, typer.Option(help="With --scheme shell: radius of the band; by default 4 spacings.")
+]
+Readout = Annotated[str, typer.Option(help="With --scheme shell: interpolation or rbf.")]
 As = Annotated[Form | None, typer.Option("--as", help="Sample the surface first and solve on the samples.")]
 Samples = Annotated[int, typer.Option(help="With --as points: how many samples.")]
 Noise = Annotated[
@@ -74,6 +81,9 @@ def solve_poisson(
     order: Order = None,
     extension: Extension = "auto",
     scheme: Scheme = "auto",
+    weights: Weights = None,
+    band_radius: BandRadius = None,
+    readout: Readout = "interpolation",
     form: As = None,
     samples: Samples = 10000,
     noise: Noise = 0.0,
@@ -91,7 +101,8 @@ def solve_poisson(
     f, true = parse(rhs), None if exact is None else parse(exact)
     domain = run.domain(
         surface, form, samples, noise, seed, spacing=spacing, nodes=nodes, order=order, extension=extension,
-        scheme=scheme, device=device.value, dtype=dtype.value,
+        scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
+        dtype=dtype.value,
     )  # fmt: skip
     u = poisson(domain, f, screening=screening, tolerance=tolerance, show_progress=run.progress)
     if true is not None:
@@ -110,13 +121,16 @@ def solve_heat(
     ] = 1,
     steps: Annotated[int | None, typer.Option(help="Equal steps; by default adaptive.")] = None,
     accuracy: Annotated[float, typer.Option(help="Error of an adaptive step over the range of u.")] = 1e-5,
-    method: Annotated[str, typer.Option(help="tr-bdf2 or euler (explicit).")] = "tr-bdf2",
+    method: Annotated[str | None, typer.Option(help="tr-bdf2 or euler (explicit; the shell scheme's).")] = None,
     tolerance: Annotated[float | None, typer.Option(help="Relative residual of each linear solve.")] = None,
     spacing: Spacing = None,
     nodes: Nodes = None,
     order: Order = None,
     extension: Extension = "auto",
     scheme: Scheme = "auto",
+    weights: Weights = None,
+    band_radius: BandRadius = None,
+    readout: Readout = "interpolation",
     form: As = None,
     samples: Samples = 10000,
     noise: Noise = 0.0,
@@ -136,7 +150,8 @@ def solve_heat(
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
     domain = run.domain(
         surface, form, samples, noise, seed, spacing=spacing, nodes=nodes, order=order, extension=extension,
-        scheme=scheme, device=device.value, dtype=dtype.value,
+        scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
+        dtype=dtype.value,
     )  # fmt: skip
     moments = [time_ * (i + 1) / snapshots for i in range(snapshots)]
     u = heat(
@@ -163,6 +178,81 @@ def info(surface: SurfaceArg, json_: Json = False) -> None:
     _print_facts(facts, json_)
 
 
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.")],
+    surface: Annotated[str, typer.Option(help="Surface to train on: a fitted SNS, another file, or a name.")] = "spike",
+    held_out: Annotated[str, typer.Option(help="Surface to validate on.")] = "starfruit",
+    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 20000,
+    batch: Annotated[int, typer.Option(help="Patches a step.")] = 256,
+    rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 1e-2,
+    alpha: Annotated[float, typer.Option(help="Weight of the normal-consistency loss.")] = 1e-2,
+    grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.")] = 4,
+    samples: Annotated[int, typer.Option(help="Surface samples a patch and step.")] = 256,
+    validate_every: Annotated[int, typer.Option(help="Steps between validations and checkpoints.")] = 1000,
+    k: Annotated[int, typer.Option(help="Band nodes of a patch.")] = 400,
+    width: Annotated[int, typer.Option(help="Width of the networks.")] = 64,
+    depth: Annotated[int, typer.Option(help="Linear layers of each network.")] = 2,
+    activation: Annotated[str, typer.Option(help="relu, silu, gelu or tanh.")] = "relu",
+    features: Annotated[str, typer.Option(help="Any of points,normals,curvatures; none for none.")] = "points,normals",
+    strength: Annotated[float, typer.Option(help="First value of lambda.")] = 1.0,
+    fixed_strength: Annotated[bool, typer.Option("--fixed-strength", help="Do not train lambda.")] = False,
+    spacing: Annotated[float, typer.Option(help="Grid spacing of the training data.")] = 0.05,
+    radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.")] = 4.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    stop_after: Annotated[int | None, typer.Option(help="Stop after this step, to go on later.")] = None,
+    device: DeviceOpt = Device.cpu,
+    json_: Json = False,
+) -> None:
+    """Train the paper's attention network on patches of a surface; torchrun shares the work among processes."""
+    from lamina.learn.network import NetworkConfig
+    from lamina.learn.training import TrainingConfig
+    from lamina.learn.training import train as run
+    from lamina.progress import progress
+    from lamina.surfaces.files import load
+
+    chosen = () if features == "none" else tuple(f.strip() for f in features.split(","))
+    shape = NetworkConfig(k, width, depth, activation, chosen, strength, not fixed_strength, spacing)
+    plan = TrainingConfig(
+        steps=steps, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
+        validate_every=validate_every, seed=seed,
+    )  # fmt: skip
+    last: dict[str, Any] = {}
+    with progress("training", False if json_ else None) as update:
+
+        def report(step: int, figures: dict[str, float]) -> None:
+            last.update({"step": step, **figures})
+            held = f"held-out error {last['held_out_mse']:.3g}" if "held_out_mse" in last else ""
+            update(step / steps, f"step {step}  {held}")
+
+        run(
+            load(surface), load(held_out), out, None if resume else shape, None if resume else plan,
+            device=device.value, resume=resume, stop_after=stop_after, report=report,
+        )  # fmt: skip
+    _print_facts({"out": str(out), **last}, json_)
+
+
+@fit.command("sns")
+def fit_sns(
+    surface: SurfaceArg,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the network, .safetensors.")],
+    steps: Annotated[int | None, typer.Option(help="Steps of the fit; by default enough for the Spike.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    device: DeviceOpt = Device.cpu,
+    json_: Json = False,
+) -> None:
+    """Fit a spherical neural surface, a network from the sphere to space, to a closed surface of genus 0."""
+    from lamina.learn.sns import fit_from_surface, save_sns
+    from lamina.progress import progress
+    from lamina.surfaces.files import load
+
+    with progress("fitting", False if json_ else None) as update:
+        model, facts = fit_from_surface(load(surface), steps=steps, seed=seed, device=device.value, report=update)
+    save_sns(out, model)
+    _print_facts({"out": str(out), **facts}, json_)
+
+
 class _Run:
     """One solve from surface to files: what it took, what came out."""
 
@@ -174,13 +264,28 @@ class _Run:
         self.start = time.perf_counter()
 
     def domain(
-        self, name: str, form: Form | None, samples: int, noise: float, seed: int, *, dtype: str, **options: Any
+        self,
+        name: str,
+        form: Form | None,
+        samples: int,
+        noise: float,
+        seed: int,
+        *,
+        dtype: str,
+        extension: Any,
+        weights: Path | None,
+        **options: Any,
     ):
         import torch
 
         from lamina.domain import Domain
+        from lamina.extension.attention import Attention
         from lamina.surfaces.files import load
 
+        if weights is not None:
+            if extension not in ("attention", "auto"):
+                raise InputError(f"--weights goes with --extension attention, not with {extension}.")
+            extension = Attention(weights)
         surface = load(name)
         original = surface
         if form is not None:
@@ -188,7 +293,9 @@ class _Run:
         elif noise:
             raise InputError("--noise goes with --as points, which samples the surface first.")
         self.seconds["load"] = time.perf_counter() - self.start
-        domain = Domain(surface, dtype=getattr(torch, dtype), show_progress=self.progress, **options)
+        domain = Domain(
+            surface, extension=extension, dtype=getattr(torch, dtype), show_progress=self.progress, **options
+        )
         # The samples are noisy, the exact solution is not: it is taken on the original surface below them.
         points = domain.points
         if form is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.extension import geometry_for
+from lamina.extension.attention import Attention
 from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.progress import progress
@@ -27,8 +28,10 @@ class Domain:
     surface: any lamina surface. spacing: grid spacing; or nodes: about how many unknowns; by default a
     spacing that suits the shape's size, thin parts and sample density.
     order: 2 or 4 (coupled scheme); default 4 on smooth exact surfaces, otherwise 2.
-    extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples) or "auto".
-    scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts) or "auto".
+    extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "attention" (the
+    network of the CVPR 2026 paper; an Attention object instead changes its settings) or "auto".
+    scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts), "shell" (the paper's) or "auto".
+    band_radius, readout ("interpolation" or "rbf"): of the shell scheme; the radius is 4 dx unless given.
     device, dtype: where and how to compute, float64 unless said otherwise.
     show_progress: True, False, or None for "when stderr is a terminal".
 
@@ -42,8 +45,10 @@ class Domain:
         *,
         nodes: int | None = None,
         order: int | None = None,
-        extension: str = "auto",
+        extension: str | Attention = "auto",
         scheme: str = "auto",
+        band_radius: float | None = None,
+        readout: str = "interpolation",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
         show_progress: bool | None = None,
@@ -62,16 +67,21 @@ class Domain:
             raise InputError("Give spacing or nodes, not both.")
         if spacing is not None:
             check_spacing(surface, spacing)
+        attention = None
+        if isinstance(extension, Attention) or extension == "attention":
+            attention, extension = extension if isinstance(extension, Attention) else Attention(), "attention"
         start = time.perf_counter()
         self.surface = _moved(surface, device, dtype)
         self.geometry, self.extension = geometry_for(self.surface, extension)
-        self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, order, spacing)
+        self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, order, spacing, extension)
+        if scheme != "shell" and (band_radius is not None or readout != "interpolation"):
+            raise InputError(f'band_radius and readout belong to scheme="shell"; this is {scheme}.')
         if nodes is not None:
             spacing = spacing_for_nodes(self.surface, nodes, scheme)
         if spacing is None:
             spacing = choose_spacing(self.surface, scheme)
         self.spacing = check_spacing(self.surface, spacing)
-        check_memory(self.surface, self.spacing, scheme, dtype)
+        check_memory(self.surface, self.spacing, scheme, dtype, self.extension)
         built = time.perf_counter()
         origin = self.geometry.bounds.mean(0)
         if scheme == "trace":
@@ -80,7 +90,10 @@ class Domain:
             origin = origin + self.spacing * shift
         self.lattice = Lattice(origin, self.spacing)
         with progress("building", show_progress) as update:
-            self.scheme = build_scheme(scheme, self.geometry, self.lattice, self.order, update)
+            self.scheme, self._scheme_warnings = build_scheme(
+                scheme, self.geometry, self.lattice, self.order, update,
+                attention=attention, radius=band_radius, readout=readout,
+            )  # fmt: skip
             self.readout = self.scheme.readout(self._own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self._trace: Domain | None = None
@@ -107,7 +120,7 @@ class Domain:
     def warnings(self) -> list[str]:
         """What the user should know about the surface and the grid, one sentence each."""
         thin = thin_warning(self.surface, self.spacing, self.scheme.name)
-        return [*self.geometry.notes, *([thin] if thin else [])]
+        return [*self.geometry.notes, *self._scheme_warnings, *([thin] if thin else [])]
 
     @cached_property
     def quadrature(self) -> Quadrature:
@@ -122,7 +135,7 @@ class Domain:
             self._trace = Domain(
                 self.surface,
                 self.spacing,
-                extension=self.extension,
+                extension="auto" if self.extension == "attention" else self.extension,
                 scheme="trace",
                 device=self.points.device,
                 dtype=self.points.dtype,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+Update = Callable[[float, str], None]  # fraction done, what is being done
+
 PATIENCE = 2.0  # seconds before the first word
 INTERVAL = 0.5  # seconds between two drawings
 

@@ -17,10 +17,10 @@ MOST_CELLS = 160
 MOST_DEFAULT_NODES = 400_000
 # Medial radius that a scheme needs, in units of the spacing: the coupled band must not meet itself; the trace
 # scheme wants a cell between two sheets, and keeps closer ones apart by their connectivity.
-CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5}
+CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5, "shell": 4.0}
 # Unknowns for each dx^2 of surface, and the bytes that each takes at its peak in float64 (benchmarks/results).
-DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0}
-BYTES = {"coupled": 2600, "trace": 3000}
+DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0, "shell": 2 * CLEARANCE["shell"]}
+BYTES = {"coupled": 2600, "trace": 3000, "shell": 2600, "attention": 30000}
 SAMPLES = 4000  # to measure thickness against,
 ASKED = 1000  # at so many of them
 THIN_SHARE = 0.002  # of the samples; fewer are taken for stray ones
@@ -63,10 +63,12 @@ def check_spacing(surface: Surface, spacing: float) -> float:
     return float(spacing)
 
 
-def check_memory(surface: Surface, spacing: float, scheme: str, dtype: torch.dtype) -> None:
+def check_memory(surface: Surface, spacing: float, scheme: str, dtype: torch.dtype, extension: str = "auto") -> None:
     """Refuse, before anything is allocated, a grid that would not fit."""
     nodes = estimated_nodes(surface, spacing, scheme)
-    needed = nodes * BYTES[scheme] * (1.0 if dtype == torch.float64 else 0.7)
+    # The learned extension has about a thousand entries a row, whatever the scheme.
+    size = max(BYTES[scheme], BYTES.get(extension, 0))
+    needed = nodes * size * (1.0 if dtype == torch.float64 else 0.7)
     free = _free_memory(surface.points.device)
     if needed > free or nodes > 2**31 / 90:
         fitting = spacing * math.sqrt(max(needed / (0.8 * free), nodes / (2**31 / 90)))

@@ -2,7 +2,8 @@
 
 An extension carries a surface field into the band, constant along normals. Both classical ones interpolate
 at closest points and so share one sparse form (`interpolation.py`); they differ in whose closest points:
-"closest-point" asks the surface itself, "jet" a polynomial fit to its oriented samples.
+"closest-point" asks the surface itself, "jet" a polynomial fit to its oriented samples. "attention" is the network of
+the CVPR 2026 paper (`attention.py`), which sees oriented samples and the band's nodes only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from lamina.errors import InputError
 from lamina.surfaces.base import Surface
 
-EXTENSIONS = ("closest-point", "jet")
+EXTENSIONS = ("closest-point", "jet", "attention")
 
 
 def geometry_for(surface: Surface, extension: str) -> tuple[Surface, str]:
@@ -20,6 +21,8 @@ def geometry_for(surface: Surface, extension: str) -> tuple[Surface, str]:
     if extension not in ("auto", *EXTENSIONS):
         raise InputError(f"Unknown extension {extension!r}; known: auto, {', '.join(EXTENSIONS)}.")
     sampled = isinstance(surface, PointCloud)
+    if extension == "attention":
+        return surface, extension
     if extension == "auto":
         extension = "jet" if sampled else "closest-point"
     if extension == "closest-point":

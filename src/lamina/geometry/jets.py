@@ -212,12 +212,12 @@ def _project_chunk(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor
     coefficients = jets.coefficients[index].T.contiguous()
     target = (((x - centre) / scale[:, None])[:, None] @ frame.transpose(1, 2))[:, 0].T
     ab = _inside(target[:2], reach)
-    at = _heights(coefficients, ab[0], ab[1], jets.degree)
+    at = height_derivatives(coefficients, ab[0], ab[1], jets.degree)
     damping = torch.zeros_like(scale)
     tolerance, slack = torch.finfo(x.dtype).eps ** 0.5, 1 + 16 * torch.finfo(x.dtype).eps
     for _ in range(NEWTON_STEPS):
         new = _inside(ab + _newton_step(target, ab, at, damping), reach)
-        there = _heights(coefficients, new[0], new[1], jets.degree)
+        there = height_derivatives(coefficients, new[0], new[1], jets.degree)
         # Gaps are quadratic in the distance to the minimum: rounding must not refuse the last steps.
         better = _gap(target, new, there) <= _gap(target, ab, at) * slack
         moved = ((new - ab) ** 2).sum(0).sqrt()
@@ -255,7 +255,7 @@ def _newton_step(target: Tensor, ab: Tensor, at: Tensor, damping: Tensor) -> Ten
     return torch.stack([Hab * gb - Hbb * ga, Hab * ga - Haa * gb]) / (Haa * Hbb - Hab * Hab)
 
 
-def _heights(c: Tensor, a: Tensor, b: Tensor, degree: int) -> Tensor:
+def height_derivatives(c: Tensor, a: Tensor, b: Tensor, degree: int) -> Tensor:
     """h, h_a, h_b, h_aa, h_ab, h_bb (6, n) of the polynomials c (c, n) at a, b (n,), by Horner's rule."""
     zero = torch.zeros_like(a)
     h, ha, hb, haa, hab, hbb = (zero,) * 6

@@ -30,7 +30,7 @@ def heat(
     times: Sequence[float] | None = None,
     steps: int | None = None,
     accuracy: float = 1e-5,
-    method: str = "tr-bdf2",
+    method: str | None = None,
     tolerance: float | None = None,
     show_progress: bool | None = None,
 ) -> Solution:
@@ -38,15 +38,20 @@ def heat(
 
     u0: callable on (n, 3) points, values (m,) at domain.points, or a number. diffusivity: as in `poisson`.
     times: moments in (0, time] at
-    which to keep snapshots; the last moment is always kept. method: "tr-bdf2", second order and L-stable,
+    which to keep snapshots; the last moment is always kept. method: "tr-bdf2", the default, second order and L-stable,
     with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
-    `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper.
+    `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
+    shell scheme, which extends the field anew after every step.
 
     Raises InputError for bad input, SolveError when a linear solve fails.
     """
     moments = _moments(time, times)
+    if method is None:
+        method = "euler" if domain.scheme.name == "shell" and diffusivity is None else "tr-bdf2"
     if method not in METHODS:
         raise InputError(f"Unknown method {method!r}; known: {', '.join(METHODS)}.")
+    if method != "euler" and domain.scheme.name == "shell" and diffusivity is None:
+        raise InputError(f'The shell scheme takes explicit steps, method="euler"; got {method!r}.')
     if steps is not None and steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}.")
     if not 0 < accuracy < 1:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from lamina.band import Band
 from lamina.errors import InputError
+from lamina.extension.attention import Attention, attention_extension, near_samples
+from lamina.extension.interpolation import Lines, interpolation_matrix
 from lamina.geometry.lattice import Lattice
-from lamina.schemes.base import Scheme, Update
+from lamina.progress import Update
+from lamina.schemes.base import Scheme
 from lamina.schemes.coupled import Coupled
+from lamina.schemes.shell import CUBIC_RADIUS, Shell
 from lamina.schemes.trace import Trace, cut_surface
 from lamina.sizing import DEFAULT_CELLS, THIN_SHARE, extent, thin_share
 from lamina.surfaces.base import Surface
 from lamina.surfaces.mesh import Mesh
 
-SCHEMES = ("coupled", "trace")
+SCHEMES = ("coupled", "trace", "shell")
 ORDERS = (2, 4)
+SHELL_RADIUS = 4.0  # eps / dx unless asked otherwise, as in the paper's demonstration
 SMOOTH = ("analytic", "implicit", "spherical map")
 
 
-def choose_scheme(surface: Surface, scheme: str, order: int | None, spacing: float | None) -> tuple[str, str, int]:
+def choose_scheme(
+    surface: Surface, scheme: str, order: int | None, spacing: float | None, extension: str = "auto"
+) -> tuple[str, str, int]:
     """Why, scheme and order for what was asked; "auto" and None are filled in.
 
     Meshes have creases along every edge, and thin parts defeat the wide band of the coupled scheme: trace.
@@ -25,7 +33,9 @@ def choose_scheme(surface: Surface, scheme: str, order: int | None, spacing: flo
     """
     why = "asked for"
     if scheme == "auto":
-        if order == 4:
+        if extension == "attention":
+            scheme, why = "shell", "the scheme of the learned extension's authors"
+        elif order == 4:
             scheme, why = "coupled", "order 4 was asked for"
         elif isinstance(surface, Mesh):
             scheme, why = "trace", "best measured for meshes"
@@ -33,19 +43,64 @@ def choose_scheme(surface: Surface, scheme: str, order: int | None, spacing: flo
             scheme, why = "trace", "parts are too thin for the band of the coupled scheme"
         else:
             scheme, why = "coupled", "smooth, and thick enough for its band"
-    if scheme == "trace":
+    if scheme == "trace" and extension == "attention":
+        raise InputError('scheme="trace" has no extension; use scheme="shell" with extension="attention".')
+    if scheme != "coupled":
         if order == 4:
-            raise InputError('scheme="trace" is of order 2; use order=2, or scheme="coupled" for order 4.')
+            raise InputError(f'scheme="{scheme}" has order 2; use order=2, or scheme="coupled" for order 4.')
         return why, scheme, 2
     if order is None:
         order = 4 if surface.representation in SMOOTH else 2
     return why, scheme, order
 
 
-def build_scheme(scheme: str, geometry: Surface, lattice: Lattice, order: int, update: Update) -> Scheme:
+def build_scheme(
+    scheme: str,
+    geometry: Surface,
+    lattice: Lattice,
+    order: int,
+    update: Update,
+    *,
+    attention: Attention | None = None,
+    radius: float | None = None,
+    readout: str = "interpolation",
+) -> tuple[Scheme, list[str]]:
+    """The scheme, and what the user should know about it.
+
+    attention: how to make the learned extension, where that is wanted. radius, readout: of the shell scheme.
+    """
     if scheme == "coupled":
-        return Coupled(geometry, lattice, order, update)
+        return Coupled(geometry, lattice, order, update), []
+    if scheme == "shell":
+        return _shell(geometry, lattice, update, attention, radius, readout)
     update(0.0, "cutting cells")
     cut = cut_surface(geometry, lattice)
     update(0.5, "assembling")
-    return Trace(cut)
+    return Trace(cut), []
+
+
+def _shell(
+    geometry: Surface,
+    lattice: Lattice,
+    update: Update,
+    attention: Attention | None,
+    radius: float | None,
+    readout: str,
+) -> tuple[Scheme, list[str]]:
+    radius = SHELL_RADIUS * lattice.spacing if radius is None else float(radius)
+    least = CUBIC_RADIUS if attention is None else 3**0.5
+    if not radius >= least * lattice.spacing * (1 - 1e-9):
+        raise InputError(
+            f"band_radius {radius:g} is too small for stencils of spacing {lattice.spacing:g}; use at least "
+            f"{least * lattice.spacing:.3g}, or leave it out for {SHELL_RADIUS * lattice.spacing:.3g}."
+        )
+    update(0.0, "closest points")
+    band = Band.build(geometry, lattice, radius)
+    if attention is None:
+        E = interpolation_matrix(band, band.feet.points, band.component, Lines.NONE)
+        return Shell(band, E, False, geometry.component_count, update, readout=readout), []
+    features = geometry.features()
+    band = near_samples(band, radius, features, geometry.component)
+    learned = attention_extension(band, radius, features, geometry.component, attention, update)
+    shell = Shell(band, learned.matrix, True, geometry.component_count, update, readout=readout)
+    return shell, learned.warnings

@@ -10,7 +10,6 @@ from torch import Tensor
 from lamina.linear.krylov import KrylovResult
 from lamina.surfaces.base import ClosestPoints
 
-Update = Callable[[float, str], None]  # progress: fraction done, what is being done
 Field = Callable[[Tensor], Tensor]  # points (n, 3) on the surface -> values (n,)
 
 

@@ -30,7 +30,8 @@ from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import fgmres
 from lamina.linear.multigrid import Shifted, chebyshev_steps
-from lamina.schemes.base import Field, Update
+from lamina.progress import Update
+from lamina.schemes.base import Field
 from lamina.schemes.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.base import ClosestPoints, Surface
 

@@ -1,4 +1,4 @@
-"""The levels of the trace scheme, and K + c M on them as a V-cycle sees it.
+"""The levels of a Galerkin scheme, and K + c M on them as a V-cycle sees it.
 
 Lattices nest, so the coarse spaces are subspaces: a coarse element's matrix is the sum of T^T K_e T over its
 children, T the trilinear interpolation, and multigrid is Galerkin without a single sparse product. Vectors are
@@ -24,8 +24,7 @@ from lamina.linear.multigrid import chebyshev_steps
 from lamina.schemes.galerkin import child_interpolation
 from lamina.schemes.sheets import Elements
 
-SMOOTHER_DEGREE = 6
-SMOOTHER_RATIO = 80.0  # largest over smallest eigenvalue that the smoother damps
+SMOOTHER = 6, 80.0  # degree; largest over smallest eigenvalue that the smoother damps: much, for the sake of slivers
 COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 1500}  # a GPU inverts quickly and launches slowly
 DENSE_UNKNOWNS = 1500  # beyond, a CPU factors the coarsest matrix as a sparse one
 
@@ -35,7 +34,6 @@ class TraceLevel:
     """K and M of one lattice, on one sparsity pattern, and the interpolation from the next coarser one."""
 
     spacing: float
-    elements: Elements
     pattern: Pattern
     stiffness: Tensor  # (nnz,)
     mass: Tensor  # (nnz,)
@@ -63,6 +61,7 @@ class ShiftedLevel:
     level: TraceLevel
     shift: float
     mean: ComponentMean
+    smoother: tuple[int, float] = SMOOTHER
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -70,14 +69,17 @@ class ShiftedLevel:
 
     @cached_property
     def inverse_diagonal(self) -> Tensor:
-        return 1 / self.matrix.values()[self.level.pattern.diagonal]
+        """Of unknowns that carry something; those that no finer one depends on have empty rows, and get 0."""
+        diagonal = self.matrix.values()[self.level.pattern.diagonal]
+        return torch.where(diagonal > 0, 1 / diagonal, 0)
 
     @cached_property
     def steps(self) -> list[float]:
         """Chebyshev steps for the upper part of the spectrum of D^-1 (K + c M)."""
         scale = self.inverse_diagonal.sqrt()
         largest = 1.15 * largest_eigenvalue(lambda v: scale * (self.matrix @ (scale * v)), scale)
-        return chebyshev_steps(largest / SMOOTHER_RATIO, largest, SMOOTHER_DEGREE)
+        degree, ratio = self.smoother
+        return chebyshev_steps(largest / ratio, largest, degree)
 
     @cached_property
     def factor(self) -> Tensor:
@@ -88,7 +90,8 @@ class ShiftedLevel:
         scale = self.inverse_diagonal.sqrt()
         A = scale[:, None] * self.matrix.to_dense() * scale
         if self.shift == 0:
-            constants = torch.nn.functional.one_hot(self.level.component).to(A) / scale[:, None]
+            root = torch.where(scale > 0, 1 / scale, 0)
+            constants = torch.nn.functional.one_hot(self.level.component).to(A) * root[:, None]
             constants = constants / constants.norm(dim=0).clamp_min(torch.finfo(A.dtype).tiny)
             A = A + constants @ constants.T
         lift = 16 * torch.finfo(A.dtype).eps
@@ -170,7 +173,7 @@ def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> li
     while True:
         pattern, (stiffness, mass) = assemble(elements.unknown, elements.unknowns, [K, M])
         component = elements.component_of_unknowns()
-        here = TraceLevel(spacing, elements, pattern, stiffness, mass, component)
+        here = TraceLevel(spacing, pattern, stiffness, mass, component)
         levels.append(here)
         if elements.unknowns <= COARSEST_UNKNOWNS[K.device.type]:
             return levels

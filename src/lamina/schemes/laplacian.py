@@ -48,3 +48,26 @@ def laplacian_matrix(band: Band, order: int) -> Tensor:
     return torch.sparse_csr_tensor(
         crow, index.reshape(-1), value.repeat(len(index)), size=(n, n), check_invariants=False
     )
+
+
+def staircase_laplacian(band: Band) -> Tensor:
+    """CSR matrix (n, n) of the 7-point Laplacian with zero normal derivative at the staircase edge of the band.
+
+    A missing neighbour is replaced by the node itself, which leaves the Laplacian of the graph of the nodes,
+
+        (L u)_a = sum over neighbours b of a in the band of (u_b - u_a) / dx^2:
+
+    symmetric, negative semidefinite, zero on the constants of each component. Columns increase along a row.
+    """
+    i, j = int(band.shape[1]) * int(band.shape[2]), int(band.shape[2])
+    step = torch.tensor([-i, -j, -1, 0, 1, j, i], device=band.key.device)  # in the order of the keys
+    wanted = band.key[:, None] + step
+    index = torch.searchsorted(band.key, wanted).clamp_(max=len(band) - 1)
+    present = band.key[index] == wanted  # (n, 7)
+    value = torch.full_like(present, 1 / band.spacing**2, dtype=band.feet.points.dtype)
+    value[:, 3] *= 1 - present.sum(1)
+    crow = torch.zeros(len(band) + 1, dtype=torch.int32, device=band.key.device)
+    crow[1:] = torch.cumsum(present.sum(1), 0)
+    return torch.sparse_csr_tensor(
+        crow, index[present].to(torch.int32), value[present], size=(len(band), len(band)), check_invariants=False
+    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import OCTANTS
-from lamina.linear.graph import components, numbered
+from lamina.linear.graph import components, first_of_each, numbered
 
 Glue = tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
 
@@ -32,6 +32,30 @@ class Elements:
     glue: Glue
     active: int
     known_component: Tensor | None = None  # where it is known already, from a finer lattice
+
+    @classmethod
+    def filling(cls, cell: Tensor, component: Tensor | None = None) -> tuple[Elements, Tensor]:
+        """One element for each distinct cell (n, 3), of each component (n,) where given, glued to every neighbour.
+
+        Returns the elements and the one (n,) that each of the cells is.
+        """
+        low = cell.amin(0)
+        nx, ny, nz = (cell.amax(0) - low + 2).tolist()  # one to spare: the last of a row has no next one
+        stride = torch.tensor([ny * nz, nz, 1], device=cell.device)
+        key = ((cell - low) * stride).sum(1)
+        if component is not None:
+            key = key + component * (nx * ny * nz)
+        key, place = torch.unique(key, return_inverse=True)
+        a, b, axes = [], [], []
+        for axis in range(3):
+            at = torch.searchsorted(key, key + stride[axis]).clamp_(max=len(key) - 1)
+            here = (key[at] == key + stride[axis]).nonzero()[:, 0]
+            a.append(here)
+            b.append(at[here])
+            axes.append(torch.full_like(here, axis))
+        first = first_of_each(place, len(key))
+        known = None if component is None else component[first]
+        return cls(cell[first], (torch.cat(a), torch.cat(b), torch.cat(axes)), len(key), known), place
 
     @cached_property
     def component(self) -> Tensor:
@@ -85,19 +109,7 @@ class Elements:
 
     def without_copies(self) -> tuple[Elements, Tensor]:
         """One element for each cell, whatever sheets are in it, glued to every neighbour; to measure by."""
-        cell, place = torch.unique(self.cell, dim=0, return_inverse=True)
-        low = cell.amin(0)
-        _, ny, nz = (cell.amax(0) - low + 2).tolist()
-        stride = torch.tensor([ny * nz, nz, 1], device=cell.device)
-        key = ((cell - low) * stride).sum(1)  # increasing, as the cells are
-        a, b, axes = [], [], []
-        for axis in range(3):
-            at = torch.searchsorted(key, key + stride[axis]).clamp_(max=len(key) - 1)
-            here = (key[at] == key + stride[axis]).nonzero()[:, 0]
-            a.append(here)
-            b.append(at[here])
-            axes.append(torch.full_like(here, axis))
-        return Elements(cell, (torch.cat(a), torch.cat(b), torch.cat(axes)), len(cell)), place
+        return Elements.filling(self.cell)
 
     def coarsened(self) -> tuple[Elements, Tensor]:
         """The elements of the lattice of twice the spacing, and the one (e,) that each element lies in.

@@ -21,20 +21,19 @@ from lamina.errors import InputError
 from lamina.extension.interpolation import rows_to_csr
 from lamina.geometry.lattice import Lattice
 from lamina.linear.assembly import assemble
-from lamina.linear.components import ComponentMean
-from lamina.linear.krylov import KrylovResult, conjugate_gradients
-from lamina.linear.multigrid import Shifted
+from lamina.linear.krylov import conjugate_gradients
 from lamina.schemes.base import Field
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.galerkin import consistent_mass, element_matrices, stabilisation, trilinear
-from lamina.schemes.hierarchy import ShiftedLevel, build_levels
+from lamina.schemes.hierarchy import build_levels
 from lamina.schemes.meshcut import cut_mesh
+from lamina.schemes.symmetric import Symmetric
 from lamina.schemes.tetcut import cut_closest_points
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 
 
-class Trace:
+class Trace(Symmetric):
     """The operators on a cut surface and their hierarchy. A `Scheme`."""
 
     name = "trace"
@@ -44,38 +43,8 @@ class Trace:
         """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given."""
         self.cut, self.spacing, self.quadrature = cut, cut.spacing, cut.quadrature
         K, M = element_matrices(cut, diffusivity)
-        self.levels = build_levels(cut.elements, cut.spacing, K, M)
-        self.component = self.levels[0].component
-        self.component_count = int(self.component.max()) + 1
-        self._shifted = Shifted(self._shift)
-
-    @property
-    def unknowns(self) -> int:
-        return self.levels[0].unknowns
-
-    @cached_property
-    def K(self) -> Tensor:
-        return self.levels[0].matrix(1.0, 0.0)
-
-    @cached_property
-    def M(self) -> Tensor:
-        return self.levels[0].matrix(0.0, 1.0)
-
-    @cached_property
-    def mass_of_one(self) -> Tensor:
-        """M 1, whose inner product with u is the integral of u."""
-        return self.M @ torch.ones_like(self.levels[0].stiffness[: self.unknowns])
-
-    @cached_property
-    def area(self) -> Tensor:
-        """Area (c,) of each component."""
-        return self._component_sums(self.mass_of_one)
-
-    def apply(self, u: Tensor) -> Tensor:
-        return -(self.K @ u)
-
-    def mass(self, u: Tensor) -> Tensor:
-        return self.M @ u
+        levels = build_levels(cut.elements, cut.spacing, K, M)
+        super().__init__(levels, int(levels[0].component.max()) + 1)
 
     def load(self, f: Field) -> Tensor:
         cut = self.cut
@@ -100,63 +69,6 @@ class Trace:
         pattern, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [element])
         return pattern.matrix(values), 1 / values[pattern.diagonal]
 
-    def solve(
-        self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None
-    ) -> KrylovResult:
-        """Conjugate gradients on K + shift M, preconditioned by one V-cycle; the right-hand side is -g.
-
-        The mean of u on each component is known beforehand; what is solved for is the rest, so that neither the
-        tolerance nor rounding touches the integral, and a field near its mean still gets all its digits.
-        """
-        finest = self._shifted.levels(shift)[0]
-        cycle = self._shifted.cycle(shift)
-        b = -self.compatible(g)
-        # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must not
-        # stop short of it.
-        scale = float(g.norm())
-        if shift:
-            scale = max(float(b.norm()), 1e2 * torch.finfo(b.dtype).eps / tolerance * scale)
-
-        def project(v: Tensor) -> Tensor:
-            # For shift 0 constants are out of reach; rounding would pile up in them.
-            return v if shift else finest.mean.remove(v)
-
-        result = conjugate_gradients(
-            lambda u: project(finest.apply(u)),
-            project(b),
-            precondition=lambda r: project(cycle(r)),
-            start=None if start is None else self.without_mean(start),
-            tolerance=tolerance,
-            scale=scale,
-            report=report,
-        )
-        u = self.without_mean(result.solution)
-        if shift:
-            u = u - (self._component_sums(g) / (shift * self.area))[self.component]
-        return KrylovResult(u, result.iterations, result.residual, result.converged)
-
-    def shifted(self, shift: float) -> list[ShiftedLevel]:
-        """The levels of K + shift M; the last few are kept."""
-        return self._shifted.levels(shift)
-
-    def _shift(self, shift: float) -> list[ShiftedLevel]:
-        count = self.component_count
-        return [ShiftedLevel(level, shift, ComponentMean(level.component, count)) for level in self.levels]
-
-    def compatible(self, g: Tensor) -> Tensor:
-        """g less what makes its sum on each component zero, spread like a constant f."""
-        mean = self._component_sums(g) / self.area
-        return g - mean[self.component] * self.mass_of_one
-
-    def without_mean(self, u: Tensor) -> Tensor:
-        return u - (self._component_sums(self.mass_of_one * u) / self.area)[self.component]
-
-    def norm(self, u: Tensor) -> float:
-        return float((torch.dot(u, self.mass(u)) / self.area.sum()).clamp_min(0).sqrt())
-
-    def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
-        return self._component_sums(g) / self.area
-
     def remove_mean(self, u: Tensor, mean_at_points) -> Tensor:
         return self.without_mean(u)
 
@@ -166,17 +78,6 @@ class Trace:
     def readout(self, feet: ClosestPoints) -> Tensor:
         element, local = self.cut.locate(feet)
         return rows_to_csr(self.cut.elements.unknown[element].to(torch.int32), trilinear(local), self.unknowns)
-
-    def table(self) -> list[tuple[float, int, int, int]]:
-        rows = []
-        for level in self.levels:
-            entries = len(level.stiffness)
-            size = 2 * level.stiffness.nbytes + level.pattern.column.nbytes + level.pattern.crow.nbytes
-            rows.append((level.spacing, level.unknowns, entries, size))
-        return rows
-
-    def _component_sums(self, v: Tensor) -> Tensor:
-        return v.new_zeros(self.component_count).index_add_(0, self.component, v)
 
 
 def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurface:

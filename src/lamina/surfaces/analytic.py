@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.geometry.curvature import SurfaceFeatures, from_level_set, from_shape_operator
+from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
 from lamina.surfaces.base import ClosestPoints, Surface, vertex_areas
 from lamina.surfaces.icosphere import icosphere
@@ -42,6 +44,12 @@ class Sphere(_Analytic):
         normal = _outward(x)
         return self._feet(self.radius * normal, normal)
 
+    def _find_features(self) -> SurfaceFeatures:
+        shape = self.points.new_tensor([1.0, 0.0, 1.0]) / self.radius
+        return from_shape_operator(
+            self.points, self.normals, tangent_frames(self.normals)[:, :2], shape.expand(len(self.points), 3)
+        )
+
 
 class Torus(_Analytic):
     """Torus around the z axis: tube of radius r around a circle of radius R."""
@@ -61,6 +69,16 @@ class Torus(_Analytic):
         ring = _outward(torch.stack([x[:, 0], x[:, 1], torch.zeros_like(x[:, 0])], 1))
         normal = _outward(x - self.R * ring, fallback=ring)
         return self._feet(self.R * ring + self.r * normal, normal)
+
+    def _find_features(self) -> SurfaceFeatures:
+        """1 / r around the tube, cos v / (R + r cos v) around the axis, where cos v is the outward part of n."""
+        x, y, _ = self.points.unbind(1)
+        around = unit(torch.stack([-y, x, torch.zeros_like(x)], 1))
+        across = torch.linalg.cross(around, self.normals)
+        cosine = (self.normals[:, 0] * x + self.normals[:, 1] * y) / torch.hypot(x, y)
+        second = cosine / (self.R + self.r * cosine)
+        shape = torch.stack([torch.full_like(second, 1 / self.r), torch.zeros_like(second), second], 1)
+        return from_shape_operator(self.points, self.normals, torch.stack([across, around], 1), shape)
 
 
 class Ellipsoid(_Analytic):
@@ -99,6 +117,11 @@ class Ellipsoid(_Analytic):
         y = square * x / (square + t[:, None])
         y = y / ((y / self.semi_axes) ** 2).sum(1, keepdim=True).sqrt()
         return self._feet(y, unit(y / square))
+
+    def _find_features(self) -> SurfaceFeatures:
+        """From phi = (x^2/a^2 + y^2/b^2 + z^2/c^2) / 2."""
+        bend = torch.diag(self.semi_axes**-2)
+        return from_level_set(self.points, self.points @ bend, bend.expand(len(self.points), 3, 3))
 
 
 def _outward(v: Tensor, fallback: Tensor | None = None) -> Tensor:

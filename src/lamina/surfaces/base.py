@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice, nodes_within
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, triangle_areas
@@ -52,6 +53,7 @@ class Surface(ABC):
     areas: Tensor
     component: Tensor
     faces: Tensor | None = None
+    _features: SurfaceFeatures | None = None
 
     def __init__(self, name: str = "") -> None:
         self.name = name or type(self).__name__.lower()
@@ -65,6 +67,17 @@ class Surface(ABC):
     def own_feet(self) -> ClosestPoints:
         """`points` as points on the surface."""
         return ClosestPoints(self.points, self.normals, self.component)
+
+    def features(self) -> SurfaceFeatures:
+        """Normal, principal directions and curvatures at each of `points`, found when first asked for."""
+        if self._features is None:
+            self._features = self._find_features()
+        return self._features
+
+    def _find_features(self) -> SurfaceFeatures:
+        """From quadrics through neighbouring samples; representations that know better say so."""
+        feet = self.own_feet()
+        return from_samples(feet.points, feet.normals, feet.component, slopes=True)
 
     @property
     def bounds(self) -> Tensor:
@@ -124,6 +137,7 @@ class Surface(ABC):
                 real = value.is_floating_point()
                 setattr(moved, key, value.to(device=device, dtype=dtype if real else None))
         moved.notes = list(self.notes)
+        moved._features = None if self._features is None else self._features.to(device, dtype)
         return moved
 
 

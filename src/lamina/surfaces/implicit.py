@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import InputError
+from lamina.geometry.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.lattice import OCTANTS
 from lamina.geometry.triangles import dot, unit
 from lamina.surfaces.base import ClosestPoints
@@ -103,6 +104,12 @@ class Implicit(Sampled):
         index, step = index.to(self.points.device), step.to(self.points)
         moved = self.points[index] + torch.einsum("na,nac->nc", step, tangent_frame(self.normals[index]))
         return self._feet(moved, index)
+
+    def _find_features(self) -> SurfaceFeatures:
+        """The `bend` of the closest-point model is the shape operator in its tangents."""
+        models = [self._model(part, part) for part in self.points.split(BATCH)]
+        frame, bend = (torch.cat([getattr(model, key) for model in models]) for key in ("frame", "bend"))
+        return from_shape_operator(self.points, self.normals, frame, bend)
 
     def _refine(self, x: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         y = minimise(self._model, x, self.guesses[guess], 2 * self.covering, self.size)

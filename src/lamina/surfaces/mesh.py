@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit
@@ -96,6 +97,11 @@ class Mesh(Surface):
 
     def own_feet(self) -> ClosestPoints:
         return ClosestPoints(self.own_points, self.normals, self.component, self.own_face)
+
+    def _find_features(self) -> SurfaceFeatures:
+        # The mean of face normals errs by the first order in the spacing on uneven meshes: positions alone.
+        feet = self.own_feet()
+        return from_samples(feet.points, feet.normals, feet.component, slopes=False)
 
     @property
     def bounds(self) -> Tensor:

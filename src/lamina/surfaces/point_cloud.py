@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.geometry.curvature import SurfaceFeatures, from_jets
 from lamina.geometry.fitting import Cloud, Fit, fit_surface
 from lamina.geometry.jets import project
 from lamina.geometry.lattice import Lattice, nodes_within
@@ -91,6 +92,16 @@ class PointCloud(Surface):
         assert isinstance(moved, PointCloud)
         moved._fit = None if self._fit is None else self._fit.to(device, dtype)
         return moved
+
+    def _find_features(self) -> SurfaceFeatures:
+        """Those of the fitted surface at the feet of `points`, which noise has moved away from it."""
+        fit = self.fit
+        # Outliers have no jet of their own and take that of the nearest sample.
+        own = fit.cloud.pieces.query(self._unique, self._component, 1)[0][:, 0]
+        own[self._kept] = torch.arange(len(self._kept), device=own.device)
+        index = own[self._unique_of]
+        feet, _ = project(fit.jets, self.points, index)
+        return from_jets(self.points, fit.jets, index, feet).facing(self.normals)
 
     def _feet(self, x: Tensor, index: Tensor) -> ClosestPoints:
         """Feet of x on the jets index, then on those of the samples nearest to these first feet."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import InputError
+from lamina.geometry.curvature import SurfaceFeatures, from_fundamental_forms
 from lamina.geometry.triangles import dot, unit
 from lamina.surfaces.base import vertex_areas
 from lamina.surfaces.icosphere import icosphere
@@ -63,6 +64,12 @@ class SphericalMap(Sampled):
         parts = self.parameters[: len(coarse)].split(BATCH)
         self.normals = torch.cat([self._normals(s) for s in parts])
 
+    def _find_features(self) -> SurfaceFeatures:
+        parts = self.parameters[: len(self.points)].split(BATCH)
+        forms = [self._forms(*rows) for rows in zip(parts, self.normals.split(BATCH), strict=True)]
+        tangents, second = (torch.cat(part) for part in zip(*forms, strict=True))
+        return from_fundamental_forms(self.points, self.normals, tangents, second)
+
     def _refine(self, x: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         # Two edges of the icosphere that the guess is a vertex of: farther steps are not to be trusted yet.
         trust = 2 * math.sqrt(4 * math.pi / len(self.parameters))
@@ -89,13 +96,21 @@ class SphericalMap(Sampled):
 
     def _normals(self, s: Tensor) -> Tensor:
         """Unit normals (n, 3) along dy/da_1 x dy/da_2."""
-        frame = tangent_frame(s)
         with torch.enable_grad():
             a = s.new_zeros(len(s), 2, requires_grad=True)
-            y = self.fn(_on_sphere(s, frame, a))
-            rows = [_gradient(y[:, k], a) for k in range(3)]
-        jacobian = torch.stack(rows, 1)
-        return self.sign * unit(torch.linalg.cross(jacobian[:, :, 0], jacobian[:, :, 1]))
+            tangents = _jacobian(self.fn(_on_sphere(s, tangent_frame(s), a)), a)
+        return self.sign * unit(torch.linalg.cross(tangents[:, 0], tangents[:, 1]))
+
+    def _forms(self, s: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        """Tangents dy/da_i (n, 2, 3), and the entries 11, 12, 22 of -n . d^2 y / da_i da_j (n, 3)."""
+        with torch.enable_grad():
+            a = s.new_zeros(len(s), 2, requires_grad=True)
+            y = self.fn(_on_sphere(s, tangent_frame(s), a))
+            tangents = _jacobian(y, a)
+            # The Hessian of the height n . y over the tangent plane: two sweeps instead of six.
+            (slope,) = torch.autograd.grad(dot(y, normals).sum(), a, create_graph=True)
+            first, second = (_gradient(slope[:, k], a) for k in (0, 1))
+        return tangents, -torch.stack([first[:, 0], 0.5 * (first[:, 1] + second[:, 0]), second[:, 1]], 1)
 
 
 class _MapModel(Model):
@@ -150,6 +165,11 @@ def _azimuth(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _on_sphere(s: Tensor, frame: Tensor, a: Tensor) -> Tensor:
     v = s + a[:, :1] * frame[:, 0] + a[:, 1:] * frame[:, 1]
     return v / dot(v, v).sqrt()[:, None]
+
+
+def _jacobian(y: Tensor, a: Tensor) -> Tensor:
+    """dy/da_1, dy/da_2 (n, 2, 3) of y (n, 3)."""
+    return torch.stack([_gradient(y[:, k], a) for k in range(3)], 2)
 
 
 def _gradient(v: Tensor, a: Tensor) -> Tensor:

@@ -1,0 +1,257 @@
+"""The paper's learned extension as a sparse matrix.
+
+Every patch's network gives weights a_j(x) that take the values at the patch's nodes to the extended value at its node
+x; patches are blended,
+
+    u~(x) = sum_i w_i(x) u~_i(x) / sum_i w_i(x),   w_i(x) = exp(-|x - c_i|^2 / T),
+
+over the patches i that hold x, with centres c_i (T = 0.5 in the paper). All of that depends on the geometry alone,
+so it is one matrix E with rows that sum to one, assembled once. Weights below a tolerance are dropped and rows scaled
+to sum to one again; docs/attention.md says what that changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lamina.band import Band
+from lamina.errors import InputError
+from lamina.geometry.curvature import SurfaceFeatures
+from lamina.geometry.neighbours import PieceTrees
+from lamina.learn.network import AttentionNetwork
+from lamina.learn.patches import RIM, Patches, cover, coverage_warning, localise
+from lamina.linear.graph import expand
+from lamina.progress import Update
+
+KERNELS = ("gaussian", "exponential")
+SIDE = {"cpu": 24, "cuda": 48}  # nodes along the side of the blocks of rows that are assembled together
+ENTRIES = {"cpu": 2**24, "cuda": 2**27}  # of what is made on the way
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How the learned extension is made; pass it to Domain instead of the name "attention" to change something.
+
+    weights: a checkpoint file, a network, or None for the weights that lamina ships.
+    temperature: T of the blending, for grids of the training spacing; scaled with the square of dx on others.
+    kernel: "gaussian", exp(-d^2 / T), as in the paper; or "exponential", exp(-d / T), which with T = 0.0423 is what
+    the field that the authors published was made with.
+    patch_spacing: how far beyond a patch the next ones are placed, and margin: by how much the boxes of surface samples
+    are dilated; shares of the sides of a patch's bounding box.
+    tolerance: weights below it are dropped.
+    """
+
+    weights: str | Path | AttentionNetwork | None = None
+    temperature: float = 0.5
+    kernel: str = "gaussian"
+    patch_spacing: float = 0.27
+    margin: float = 0.5
+    tolerance: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.kernel not in KERNELS:
+            raise InputError(f"Unknown kernel {self.kernel!r}; known: {', '.join(KERNELS)}.")
+        for name in ("temperature", "patch_spacing"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}.")
+        if not 0 <= self.tolerance < 0.01:
+            raise InputError(f"tolerance must lie between 0 and 0.01, got {self.tolerance!r}.")
+        if not self.margin > self.patch_spacing:
+            raise InputError(
+                f"margin must be larger than patch_spacing, got {self.margin!r} and {self.patch_spacing!r}."
+            )
+
+    def network(self) -> AttentionNetwork:
+        from lamina.learn.checkpoint import load_network, shipped_network
+
+        if isinstance(self.weights, AttentionNetwork):
+            return self.weights
+        return shipped_network() if self.weights is None else load_network(self.weights)
+
+
+@dataclass(frozen=True)
+class LearnedExtension:
+    """E, and what the user should know about it."""
+
+    matrix: Tensor  # (n, n) CSR
+    patches: Patches
+    warnings: list[str]
+
+
+def near_samples(band: Band, radius: float, surface: SurfaceFeatures, component: Tensor) -> Band:
+    """The nodes of a band of this radius that are as near to a surface sample of their component: what patches cover.
+
+    Of dense samples that is all but a few at the rim. Raises InputError where samples are too sparse: where nodes are
+    lost that belong to cells the surface meets.
+    """
+    positions = band.lattice.position(band.ijk)
+    _, away = PieceTrees(surface.points, component).query(positions, band.component, 1)
+    kept = away[:, 0] <= radius
+    height = (positions - band.feet.points).square().sum(1).sqrt()
+    lost = int((~kept & (height <= 3**0.5 * band.spacing)).sum())
+    if lost:
+        raise InputError(
+            f"{lost} of {len(band)} band nodes lie close to the surface but farther than {radius:.3g} from its "
+            f"{len(surface.points)} samples; sample it more densely, or use a coarser spacing."
+        )
+    return band.take(kept)
+
+
+@torch.no_grad()
+def attention_extension(
+    band: Band,
+    radius: float,
+    surface: SurfaceFeatures,
+    component: Tensor,
+    options: Attention,
+    update: Update = lambda fraction, what: None,
+) -> LearnedExtension:
+    """The learned extension on a band of this radius, all near samples, from surface samples in components (m,)."""
+    network = options.network().to(band.feet.points.device)
+    dx, trained = band.spacing, network.config.spacing
+    warning = coverage_warning(radius, dx, network.config.k)
+    update(0.0, "patches")
+    positions = band.lattice.position(band.ijk)
+    rim = (positions - band.feet.points).square().sum(1) > (RIM * radius) ** 2
+    patches = cover(
+        surface, component, positions, band.ijk, band.component, rim,
+        k=network.config.k, spacing=options.patch_spacing, margin=options.margin,
+    )  # fmt: skip
+    blend = blend_weights(patches, len(band), options.kernel, options.temperature, trained / dx)
+    matrix = assemble(network, patches, positions, surface, blend, band.ijk, trained / dx, options.tolerance, update)
+    return LearnedExtension(matrix.to(positions.dtype), patches, [warning] if warning else [])
+
+
+def blend_weights(patches: Patches, nodes: int, kernel: str, temperature: float, scale: float) -> Tensor:
+    """w_i(x) / sum_i w_i(x) (p, k), with distances in the lengths of the training data, d scale."""
+    d = patches.distances * scale
+    exponent = (d if kernel == "exponential" else d**2) / temperature
+    flat = patches.nodes.reshape(-1)
+    # Only differences count; from the nearest centre on nothing underflows.
+    least = torch.full_like(exponent.reshape(-1)[:1], torch.inf).repeat(nodes)
+    least.scatter_reduce_(0, flat, exponent.reshape(-1), "amin")
+    weight = torch.exp(least[flat] - exponent.reshape(-1))
+    total = torch.zeros_like(least).index_add_(0, flat, weight)
+    return (weight / total[flat]).reshape(exponent.shape)
+
+
+def assemble(
+    network: AttentionNetwork,
+    patches: Patches,
+    positions: Tensor,
+    surface: SurfaceFeatures,
+    blend: Tensor,
+    ijk: Tensor,
+    scale: float,
+    tolerance: float,
+    update: Update = lambda fraction, what: None,
+) -> Tensor:
+    """E (n, n), CSR with int32 indices, sorted columns, single precision; see the module.
+
+    Block by block of the lattice: the attention of all patches that meet a block, then the rows of its nodes, each
+    the sum over the patches that hold the node, in a dense strip as wide as these patches together.
+    """
+    surface = surface.to(dtype=torch.float32)
+    positions = positions.float()
+    n, k = len(positions), patches.nodes.shape[1]
+    device = positions.device
+    block = _blocks(ijk, SIDE[device.type])
+    node_order = torch.argsort(block, stable=True)
+    starts = torch.searchsorted(block[node_order], torch.arange(int(block.max()) + 2, device=device)).tolist()
+    # For every node the places in patches.nodes where it stands.
+    flat = patches.nodes.reshape(-1)
+    place_order = torch.argsort(flat, stable=True)
+    times = torch.bincount(flat, minlength=n)
+    first = torch.cumsum(times, 0) - times
+    scores = _rank_scores(network, patches, positions, surface, scale)
+    columns, values, counts = [], [], torch.zeros(n, dtype=torch.int64, device=device)
+    local = torch.zeros(n, dtype=torch.int64, device=device)
+    for low, high in pairwise(starts):
+        update(low / n, f"attention of {len(patches)} patches")
+        rows = node_order[low:high]
+        entry, _ = expand(first[rows], times[rows])
+        meeting, seat = torch.unique(torch.div(place_order[entry], k, rounding_mode="floor"), return_inverse=True)
+        attention = _attention(network, patches, meeting, positions, surface, scores, scale)
+        around = torch.unique(patches.nodes[meeting])
+        local[around] = torch.arange(len(around), device=device)
+        where = local[patches.nodes[meeting]]  # (q, k) columns of the strip
+        line = seat * k + place_order[entry] % k  # row of attention, for each entry
+        end = torch.cumsum(times[rows], 0)
+        for strip in torch.arange(len(rows), device=device).split(max(1, ENTRIES[device.type] // len(around))):
+            a, b = int(end[strip[0]] - times[rows[strip[0]]]), int(end[strip[-1]])
+            row = torch.repeat_interleave(torch.arange(len(strip), device=device), times[rows[strip]])
+            weights = attention[line[a:b]] * blend.reshape(-1)[place_order[entry[a:b]], None].float()
+            index = row[:, None] * len(around) + where[seat[a:b]]
+            dense = torch.zeros(len(strip) * len(around), device=device)
+            dense.scatter_add_(0, index.reshape(-1), weights.reshape(-1))
+            dense = dense.reshape(len(strip), -1)
+            kept = dense >= max(tolerance, torch.finfo(dense.dtype).tiny)
+            dense = dense * kept
+            dense = dense / dense.sum(1, keepdim=True)
+            columns.append(around.to(torch.int32)[kept.nonzero()[:, 1]])
+            values.append(dense[kept])
+            counts[rows[strip]] = kept.sum(1)
+    return _to_csr(columns, values, counts, node_order)
+
+
+def _blocks(ijk: Tensor, side: int) -> Tensor:
+    """Number (n,) of the cube of `side` nodes that each node lies in."""
+    cube = torch.div(ijk.long() - ijk.long().amin(0), side, rounding_mode="floor")
+    shape = cube.amax(0) + 1
+    key = (cube[:, 0] * shape[1] + cube[:, 1]) * shape[2] + cube[:, 2]
+    return torch.unique(key, return_inverse=True)[1]
+
+
+def _rank_scores(
+    network: AttentionNetwork, patches: Patches, positions: Tensor, surface: SurfaceFeatures, scale: float
+) -> Tensor:
+    """lambda W (p, k) of all patches, some at a time."""
+    k = network.config.k
+    size = torch.bincount(patches.patch, minlength=len(patches))
+    step = max(1, ENTRIES[positions.device.type] // (k * max(1, int(size.max()))))
+    parts = []
+    for i in range(0, len(patches), step):
+        some = patches.take(i, min(i + step, len(patches)))
+        local = localise(some, positions, surface, scale)
+        parts.append(network.rank_scores(local.features(network.config.features), local.patch, len(some)))
+    return torch.cat(parts)
+
+
+def _attention(
+    network: AttentionNetwork,
+    patches: Patches,
+    which: Tensor,
+    positions: Tensor,
+    surface: SurfaceFeatures,
+    scores: Tensor,
+    scale: float,
+) -> Tensor:
+    """Weights (q k, k) of the patches numbered which (q,), a row for each of their nodes."""
+    k = patches.nodes.shape[1]
+    out = scores.new_empty(len(which), k, k)
+    step = max(1, ENTRIES[scores.device.type] // k**2)
+    none = patches.samples[:0]
+    for i in range(0, len(which), step):
+        some = which[i : i + step]
+        bare = Patches(patches.centres[some], patches.nodes[some], none, none, patches.distances[some])
+        nodes = localise(bare, positions, surface, scale).nodes
+        torch.softmax(network.logits(nodes, nodes, scores[some]), -1, out=out[i : i + step])
+    return out.reshape(-1, k)
+
+
+def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> Tensor:
+    """CSR from entries listed row by row in the given order of rows; counts (n,) entries of each row."""
+    column, value = torch.cat(columns), torch.cat(values)
+    listed = torch.cumsum(counts[order], 0) - counts[order]
+    first = torch.empty_like(listed)
+    first[order] = listed
+    n = len(counts)
+    crow = torch.zeros(n + 1, dtype=torch.int32, device=counts.device)
+    crow[1:] = torch.cumsum(counts, 0)
+    entry, _ = expand(first, counts)
+    return torch.sparse_csr_tensor(crow, column[entry], value[entry], size=(n, n), check_invariants=False)

@@ -1,0 +1,98 @@
+"""Networks in files: safetensors with the configuration in the metadata.
+
+safetensors is imported where a file is read or written: building and applying networks needs torch alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.learn.network import AttentionNetwork, NetworkConfig, from_authors
+
+SHIPPED = "attention.safetensors"
+FORMAT = "lamina attention network 1"
+
+
+def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Path:
+    """Write tensors and metadata (values as JSON); whole or not at all."""
+    from safetensors.torch import save
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = save(
+        {key: value.detach().cpu().contiguous() for key, value in tensors.items()},
+        metadata={key: json.dumps(value) for key, value in metadata.items()},
+    )
+    draft = path.with_name(path.name + ".part")
+    draft.write_bytes(data)
+    os.replace(draft, path)
+    return path
+
+
+def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of a file that save_tensors wrote. Raises InputError when it is not one."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; expected weights in safetensors format.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+            return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is no safetensors file of lamina's: {error}.") from error
+
+
+def save_network(path: str | Path, network: AttentionNetwork, **notes: Any) -> Path:
+    """Write a network with its configuration, and notes that say where it came from."""
+    return save_tensors(path, network.state_dict(), {"format": FORMAT, "config": network.config.as_dict(), **notes})
+
+
+def load_network(path: str | Path) -> AttentionNetwork:
+    """The network in a file: lamina's safetensors, or a checkpoint of the authors (.pth, .npz)."""
+    path = Path(path)
+    if path.suffix in (".pth", ".pt", ".npz"):
+        return from_authors(_plain_state(path))
+    tensors, metadata = load_tensors(path)
+    return network_from(tensors, metadata, path)
+
+
+def network_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], path: str | Path) -> AttentionNetwork:
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path} holds no attention network but {metadata.get('format', 'something unnamed')!r}.")
+    network = AttentionNetwork(NetworkConfig(**metadata["config"]))
+    try:
+        network.load_state_dict({key: tensors[key] for key in network.state_dict()})
+    except (KeyError, RuntimeError) as error:
+        raise InputError(f"{path} does not fit its own configuration: {error}.") from error
+    return network
+
+
+def shipped_network() -> AttentionNetwork:
+    """The network that comes with lamina, trained on the Spike by `lamina train`."""
+    with resources.as_file(resources.files("lamina.learn") / SHIPPED) as path:
+        return load_network(path)
+
+
+def _plain_state(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; expected the weights of an attention network.")
+    if path.suffix == ".npz":
+        import numpy as np
+
+        with np.load(path) as arrays:
+            return {key: torch.from_numpy(np.array(arrays[key])) for key in arrays.files}
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever its parts do
+        raise InputError(f"{path} cannot be read as a torch checkpoint: {type(error).__name__}: {error}") from error

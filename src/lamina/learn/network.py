@@ -1,0 +1,149 @@
+"""The paper's attention network: a local extension operator, conditioned on the geometry around a patch.
+
+Welschinger, Liu, Wang and Mitra (CVPR 2026), "Learning to Solve PDEs on Neural Shape Representations". In the
+frame (n, t1, t2) of a patch's centre, with band nodes b_1 ... b_k (nearest to the centre first), a query q and
+surface features s_1 ... s_N,
+
+    U_j = Phi1(b_j),   V = Phi2(q),   W = mean_i sigmoid(Phi3(s_i)) in R^k,
+    a_j(q) = softmax_j(<U_j, V> - lambda W_j),   u~(q) = sum_j a_j(q) u(b_j).
+
+So W tells the nodes apart by their rank alone, and the output is a convex combination of values in the patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import InputError
+
+ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+FEATURES = {"points": 3, "normals": 3, "curvatures": 2}  # and the numbers that each takes
+
+# Parameters of the authors' checkpoint are those of AttentionNetwork under these names.
+AUTHORS_KEYS = {
+    "key_net": "band_net",
+    "query_net": "query_net",
+    "surface_feat_net": "surface_net",
+    "lambda_scale": "strength",
+}
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Shapes of an AttentionNetwork, and the grid that it belongs to.
+
+    k: band nodes of a patch. width: of hidden layers and of U and V. depth: linear layers of each perceptron.
+    features: what Phi3 sees of a surface sample, any of "points", "normals", "curvatures" (mean and Gaussian,
+    times the training spacing and its square); none at all leaves W out.
+    learn_strength: whether lambda is trained; else it stays `strength`.
+    spacing: grid spacing of the training data. Local coordinates are scaled by spacing / dx, so that on another
+    grid the network sees nodes as far apart as those that it knows.
+    """
+
+    k: int = 400
+    width: int = 64
+    depth: int = 2
+    activation: str = "relu"
+    features: tuple[str, ...] = ("points", "normals")
+    strength: float = 1.0
+    learn_strength: bool = True
+    spacing: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.k < 2 or self.width < 1 or self.depth < 1:
+            raise InputError(
+                f"k must be at least 2, width and depth at least 1; got {self.k}, {self.width}, {self.depth}."
+            )
+        if self.activation not in ACTIVATIONS:
+            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+        unknown = [f for f in self.features if f not in FEATURES]
+        if unknown:
+            raise InputError(f"Unknown surface feature {unknown[0]!r}; known: {', '.join(FEATURES)}.")
+        # Vectors first, whatever the order they are named in.
+        object.__setattr__(self, "features", tuple(f for f in FEATURES if f in self.features))
+        if not self.spacing > 0:
+            raise InputError(f"spacing must be a positive number, got {self.spacing!r}.")
+
+    @property
+    def feature_width(self) -> int:
+        return sum(FEATURES[f] for f in self.features)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class AttentionNetwork(nn.Module):
+    """Phi1, Phi2, Phi3 and lambda. With the default configuration 35,281 parameters, as the authors' has."""
+
+    strength: Tensor
+
+    def __init__(self, config: NetworkConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or NetworkConfig()
+        self.band_net = perceptron([3, *[config.width] * config.depth], config.activation)
+        self.query_net = perceptron([3, *[config.width] * config.depth], config.activation)
+        hidden = [config.width] * (config.depth - 1)
+        if config.features:
+            self.surface_net = perceptron([config.feature_width, *hidden, config.k], config.activation)
+        strength = torch.tensor(float(config.strength))
+        if config.learn_strength:
+            self.strength = nn.Parameter(strength)
+        else:
+            self.register_buffer("strength", strength)
+
+    def rank_scores(self, features: Tensor, patch: Tensor, patches: int) -> Tensor:
+        """lambda W (patches, k), W the mean over the samples of each patch.
+
+        features (s, f): those of all samples of all patches, patch (s,) int64: the one that each belongs to. No
+        padding: a patch has as many rows as it has samples; one without any gets W = 1/2.
+        """
+        k = self.config.k
+        if not self.config.features:
+            return self.strength.new_zeros(patches, k)
+        values = torch.sigmoid(self.surface_net(features))
+        total = values.new_zeros(patches, k).index_add_(0, patch, values)
+        count = torch.bincount(patch, minlength=patches).to(total)[:, None]
+        return self.strength * torch.where(count > 0, total / count.clamp_min(1), torch.full_like(total, 0.5))
+
+    def pooled_scores(self, features: Tensor) -> Tensor:
+        """lambda W (p, k) for features (p, s, f) of equally many samples a patch; a sum in a fixed order."""
+        if not self.config.features:
+            return self.strength.new_zeros(len(features), self.config.k)
+        return self.strength * torch.sigmoid(self.surface_net(features)).mean(1)
+
+    def logits(self, nodes: Tensor, queries: Tensor, scores: Tensor) -> Tensor:
+        """<U_j, V_q> - lambda W_j (p, q, k) for nodes (p, k, 3), queries (p, q, 3) and scores (p, k)."""
+        return torch.baddbmm(scores[:, None], self.query_net(queries), self.band_net(nodes).transpose(1, 2), beta=-1)
+
+    def forward(self, nodes: Tensor, queries: Tensor, features: Tensor, patch: Tensor) -> Tensor:
+        """Weights a_j(q) (p, q, k): the extended field at the queries is weights @ values (p, k, ...)."""
+        return torch.softmax(self.logits(nodes, queries, self.rank_scores(features, patch, len(nodes))), -1)
+
+
+def perceptron(widths: Sequence[int], activation: str) -> nn.Sequential:
+    """Linear layers of these widths with activations between them."""
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(pairwise(widths)):
+        layers += [ACTIVATIONS[activation]()] if i else []
+        layers.append(nn.Linear(a, b))
+    return nn.Sequential(*layers)
+
+
+def from_authors(state: Mapping[str, Tensor], spacing: float = 0.05) -> AttentionNetwork:
+    """The network of a checkpoint that the authors published: their state dict under our names."""
+    renamed = {}
+    for key, value in state.items():
+        head, _, rest = key.partition(".")
+        if head not in AUTHORS_KEYS:
+            raise InputError(f"{key!r} is no parameter of the authors' network; expected {', '.join(AUTHORS_KEYS)}.")
+        renamed[AUTHORS_KEYS[head] + ("." + rest if rest else "")] = torch.as_tensor(value).float()
+    width, k = len(renamed["band_net.0.bias"]), len(renamed["surface_net.2.bias"])
+    network = AttentionNetwork(NetworkConfig(k=k, width=width, spacing=spacing))
+    network.load_state_dict(renamed)
+    return network

@@ -1,0 +1,237 @@
+"""Spherical neural surfaces: a closed surface without handles as a smooth network on the unit sphere.
+
+With fixed random frequencies w_i (f, 3), normal deviates times `frequency`, the surface is the image of
+
+    y(s) = c + r (s + N(sin(w_i . s), cos(w_i . s))),    |s| = 1,
+
+N a perceptron with smooth activations, c the centre and r the size of the shape. Tangents, normals and curvatures
+follow by autograd: `lamina.SphericalMap(model)` is the surface. After Williamson and Mitra (2025), "Spherical neural
+surfaces"; the frequencies are the random Fourier features of Tancik et al. (2020), "Fourier features let networks
+learn high frequency functions in low dimensional domains", without which small features take many times longer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lamina.errors import InputError
+from lamina.geometry.neighbours import tangent_frames
+from lamina.geometry.triangles import dot, unit
+from lamina.learn.sphere_target import SphereTarget, sphere_target
+from lamina.surfaces.base import Surface
+from lamina.surfaces.spherical_map import SphericalMap
+
+KIND = "lamina spherical neural surface"  # in the metadata of a file, to tell it from other networks
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": nn.functional.silu,
+    "softplus": lambda x: nn.functional.softplus(x, beta=10),
+    "sin": torch.sin,
+    "tanh": torch.tanh,
+}
+DIFFERENCE = 0.01  # angle over which slopes are differenced
+SLOPE_WEIGHT = 0.1  # of the relative error of slopes against that of positions
+WARM_UP = 0.05  # part of the steps in which the learning rate rises
+
+
+@dataclass(frozen=True)
+class SNSConfig:
+    """Shape of a SphericalNeuralSurface: `depth` hidden layers of `width`, on `features` frequencies.
+
+    frequency: standard deviation of the frequencies, about half the waves that details take around the sphere.
+    """
+
+    width: int = 128
+    depth: int = 2
+    features: int = 64
+    frequency: float = 4.0
+    activation: str = "silu"
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.depth, self.features) < 1:
+            raise InputError(
+                f"width, depth and features must be at least 1; got {self.width}, {self.depth}, {self.features}."
+            )
+        if not (math.isfinite(self.frequency) and self.frequency > 0):
+            raise InputError(f"frequency must be a positive number, got {self.frequency!r}.")
+        if self.activation not in ACTIVATIONS:
+            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+
+
+class SphericalNeuralSurface(nn.Module):
+    """The map y(s) of the module's text, (n, 3) -> (n, 3). Before it is fitted nearly the unit sphere itself."""
+
+    frequencies: Tensor  # (3, f)
+    centre: Tensor  # (3,) c
+    scale: Tensor  # () r
+
+    def __init__(self, config: SNSConfig | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config = config or SNSConfig()
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("frequencies", config.frequency * torch.randn(3, config.features, generator=generator))
+        self.register_buffer("centre", torch.zeros(3))
+        self.register_buffer("scale", torch.ones(()))
+        widths = [2 * config.features, *[config.width] * config.depth]
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.last = nn.Linear(config.width, 3)
+        with torch.no_grad():
+            for layer in (*self.hidden, self.last):
+                bound = 0.01 if layer is self.last else math.sqrt(6 / layer.in_features)  # He et al. (2015)
+                layer.weight.uniform_(-bound, bound, generator=generator)
+                layer.bias.uniform_(-0.1 * bound, 0.1 * bound, generator=generator)
+
+    def forward(self, s: Tensor) -> Tensor:
+        activation = ACTIVATIONS[self.config.activation]
+        phase = s @ self.frequencies
+        h = math.sqrt(2) * torch.cat([phase.sin(), phase.cos()], 1)
+        for layer in self.hidden:
+            h = activation(layer(h))
+        return self.centre + self.scale * (s + self.last(h))
+
+
+Target = Callable[[Tensor], Tensor] | SphericalMap | SphereTarget
+Report = Callable[[float, str], None]
+
+
+def fit_sns(
+    target: Target,
+    config: SNSConfig | None = None,
+    *,
+    steps: int = 4000,
+    batch: int = 1024,
+    pool: int = 2**16,
+    learning_rate: float = 0.01,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    report: Report | None = None,
+) -> SphericalNeuralSurface:
+    """The spherical neural surface closest to a target, a map of unit vectors (n, 3) to points (n, 3).
+
+    Minimised is the mean over places on the sphere of
+
+        |d|^2 / r^2 + 0.1 (|d_1|^2 + |d_2|^2) / (|y_1|^2 + |y_2|^2),
+
+    d the error of the position and d_i, y_i difference quotients of the error and of the target in two orthogonal
+    directions: relative errors of slopes are errors of normals. Places are `pool` random ones, `batch` of them a
+    step; Adam with a cosine decay of the learning rate. A seed gives the same weights again on the same machine.
+    report(fraction, detail) is called now and then.
+    """
+    aim = target if isinstance(target, SphereTarget) else sphere_target(target)
+    if min(steps, batch, pool) < 1:
+        raise InputError(f"steps, batch and pool must be at least 1; got {steps}, {batch}, {pool}.")
+    generator = torch.Generator().manual_seed(seed)
+    where, wanted = _pool(aim, pool, generator)
+    model = SphericalNeuralSurface(config, seed=seed)
+    model.centre = wanted[0].mean(0).float()
+    model.scale = (wanted[0] - wanted[0].mean(0)).square().sum(1).mean().sqrt().float()
+    model.to(device=device, dtype=dtype)
+    slopes = (wanted[1:] - wanted[:1]) / DIFFERENCE
+    size = slopes.square().sum((0, 2)) / 2
+    # Where the target stands still its slopes have no direction to be matched.
+    weight = SLOPE_WEIGHT / 2 / size.clamp_min(0.01 * float(model.scale) ** 2)
+    where, wanted, weight = (v.to(device=device, dtype=dtype) for v in (where, wanted, weight))
+    optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate((step + 1) / steps))
+    unit_of_length = model.scale**2
+    for step in range(steps):
+        rows = torch.randint(pool, (batch,), generator=generator).to(device)
+        error = model(where[:, rows].reshape(-1, 3)).reshape(3, -1, 3) - wanted[:, rows]
+        position = error[0].square().sum(1).mean()
+        turn = (weight[rows] * ((error[1:] - error[:1]) / DIFFERENCE).square().sum((0, 2))).mean()
+        optimiser.zero_grad()
+        (position / unit_of_length + turn).backward()
+        optimiser.step()
+        schedule.step()
+        if report is not None and step % 50 == 0:
+            report(step / steps, f"position error {float(position.detach().sqrt()):.2g}")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def _pool(target: SphereTarget, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Unit vectors (3, count, 3), each with two at the angle DIFFERENCE from it, and their targets (3, count, 3)."""
+    s = target.draw(count, generator)
+    t1, t2, _ = tangent_frames(s).unbind(1)
+    angle = 2 * math.pi * torch.rand(count, 1, generator=generator, dtype=s.dtype)
+    t1 = angle.cos() * t1 + angle.sin() * t2
+    where = torch.cat([s, *(unit(s + DIFFERENCE * t) for t in (t1, torch.linalg.cross(s, t1)))])
+    return where.reshape(3, count, 3), target(where).reshape(3, count, 3)
+
+
+def _rate(done: float) -> float:
+    """Learning rate over its peak: rising at first, then half a cosine down to almost nothing."""
+    return min(done / WARM_UP, 1.0) * (0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))) + 1e-4
+
+
+def fit_from_surface(surface: Surface, config: SNSConfig | None = None, **options) -> SphericalNeuralSurface:
+    """The spherical neural surface of a SphericalMap or of a closed Mesh without handles; options as of fit_sns.
+
+    Raises InputError for other surfaces.
+    """
+    return fit_sns(sphere_target(surface), config, **options)
+
+
+@dataclass(frozen=True)
+class FitError:
+    """How far a fitted surface is from its target, at random places."""
+
+    position: float  # RMS distance
+    worst: float  # largest distance
+    normal: float  # RMS angle between the normals, in degrees
+
+
+def fit_error(model: SphericalNeuralSurface, target: Target, *, count: int = 20_000, seed: int = 1) -> FitError:
+    """Measured with normals from differences over an angle of 1e-3, or 0.01 for a model in single precision."""
+    aim = target if isinstance(target, SphereTarget) else sphere_target(target)
+    s = aim.draw(count, torch.Generator().manual_seed(seed))
+    like = model.centre
+    angle = 1e-3 if like.dtype == torch.float64 else DIFFERENCE
+    t1, t2, _ = tangent_frames(s).unbind(1)
+    where = torch.cat([s, *(unit(s + angle * t) for t in (t1, -t1, t2, -t2))])
+    with torch.no_grad():
+        mine = model(where.to(like)).to(where).reshape(5, count, 3)
+    theirs = aim(where).reshape(5, count, 3)
+    distance = (mine[0] - theirs[0]).norm(dim=1)
+    n, m = (torch.linalg.cross(y[1] - y[2], y[3] - y[4]) for y in (mine, theirs))
+    turn = torch.rad2deg(torch.atan2(torch.linalg.cross(n, m).norm(dim=1), dot(n, m)))
+    return FitError(*(float(v) for v in (distance.square().mean().sqrt(), distance.max(), turn.square().mean().sqrt())))
+
+
+def save_sns(path: str | Path, model: SphericalNeuralSurface) -> None:
+    """Write the model as a safetensors file, its configuration in the metadata."""
+    metadata = {"kind": KIND, "config": json.dumps(asdict(model.config))}
+    save_file({key: v.detach().cpu().contiguous() for key, v in model.state_dict().items()}, path, metadata)
+
+
+def load_sns(path: str | Path) -> SphericalNeuralSurface:
+    """The model that save_sns wrote, in its precision, on the CPU. Raises InputError for any other file."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118: no mapping
+    except OSError as error:
+        raise InputError(f"{path} cannot be opened: {error.strerror or error}.") from error
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path} is no safetensors file: {error}.") from error
+    if metadata.get("kind") != KIND:
+        raise InputError(f"{path} holds no spherical neural surface, but {metadata.get('kind', 'other tensors')}.")
+    try:
+        model = SphericalNeuralSurface(SNSConfig(**json.loads(metadata["config"])))
+        model.to(state["centre"].dtype).load_state_dict(state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path} is damaged, or of another version: {' '.join(str(error).split())[:200]}") from error
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
