@@ -132,7 +132,7 @@ def test_warning_reaches_the_domain_and_the_report():
 
 
 def test_a_grid_that_does_not_fit_is_refused_in_bytes_before_anything_is_allocated(monkeypatch):
-    def build(*_):
+    def build(*_, **__):
         raise AssertionError("work began")
 
     monkeypatch.setattr(sizing, "_free_memory", lambda device: 1e9)

@@ -47,7 +47,7 @@ def choose_scheme(
         raise InputError('scheme="trace" has no extension; use scheme="shell" with extension="attention".')
     if scheme != "coupled":
         if order == 4:
-            raise InputError(f'scheme="{scheme}" has order 2; use order=2, or scheme="coupled" for order 4.')
+            raise InputError(f'scheme="{scheme}" is of order 2; use order=2, or scheme="coupled" for order 4.')
         return why, scheme, 2
     if order is None:
         order = 4 if surface.representation in SMOOTH else 2
