@@ -54,7 +54,7 @@ Extension = Annotated[str, typer.Option(help="auto, closest-point, jet or attent
 Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).")]
 Weights = Annotated[Path | None, typer.Option(help="With --extension attention: weights other than those shipped.")]
 BandRadius = Annotated[
-    float | None, typer.Option(help="With --scheme shell: radius of the band; by default 4 spacings.")
+    float | None, typer.Option(help="With --scheme shell: radius of the band; by default 4.5 spacings.")
 ]
 Readout = Annotated[str, typer.Option(help="With --scheme shell: interpolation or rbf.")]
 As = Annotated[Form | None, typer.Option("--as", help="Sample the surface first and solve on the samples.")]
@@ -183,9 +183,9 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.")],
     surface: Annotated[str, typer.Option(help="Surface to train on: a fitted SNS, another file, or a name.")] = "spike",
     held_out: Annotated[str, typer.Option(help="Surface to validate on.")] = "starfruit",
-    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 20000,
+    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 10000,
     batch: Annotated[int, typer.Option(help="Patches a step.")] = 256,
-    rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 1e-2,
+    rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 3e-3,
     alpha: Annotated[float, typer.Option(help="Weight of the normal-consistency loss.")] = 1e-2,
     grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.")] = 4,
     samples: Annotated[int, typer.Option(help="Surface samples a patch and step.")] = 256,
@@ -198,7 +198,7 @@ def train(
     strength: Annotated[float, typer.Option(help="First value of lambda.")] = 1.0,
     fixed_strength: Annotated[bool, typer.Option("--fixed-strength", help="Do not train lambda.")] = False,
     spacing: Annotated[float, typer.Option(help="Grid spacing of the training data.")] = 0.05,
-    radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.")] = 4.0,
+    radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.")] = 4.5,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
     stop_after: Annotated[int | None, typer.Option(help="Stop after this step, to go on later.")] = None,
@@ -234,23 +234,31 @@ def train(
 
 
 @fit.command("sns")
-def fit_sns(
+def fit_spherical(
     surface: SurfaceArg,
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the network, .safetensors.")],
-    steps: Annotated[int | None, typer.Option(help="Steps of the fit; by default enough for the Spike.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 4000,
+    width: Annotated[int, typer.Option(help="Width of the network.")] = 128,
+    depth: Annotated[int, typer.Option(help="Hidden layers of the network.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     device: DeviceOpt = Device.cpu,
     json_: Json = False,
 ) -> None:
     """Fit a spherical neural surface, a network from the sphere to space, to a closed surface of genus 0."""
-    from lamina.learn.sns import fit_from_surface, save_sns
+    from lamina.learn.sns import SNSConfig, fit_error, fit_sns, save_sns, sphere_target
     from lamina.progress import progress
     from lamina.surfaces.files import load
 
+    start = time.perf_counter()
+    target = sphere_target(load(surface))
     with progress("fitting", False if json_ else None) as update:
-        model, facts = fit_from_surface(load(surface), steps=steps, seed=seed, device=device.value, report=update)
+        config = SNSConfig(width=width, depth=depth)
+        model = fit_sns(target, config, steps=steps, seed=seed, device=device.value, report=update)
+    seconds = time.perf_counter() - start
     save_sns(out, model)
-    _print_facts({"out": str(out), **facts}, json_)
+    error = fit_error(model.to("cpu"), target)
+    facts = {"position_error": error.position, "largest_error": error.worst, "normal_error_degrees": error.normal}
+    _print_facts({"out": str(out), "steps": steps, "seconds": seconds, **facts}, json_)
 
 
 class _Run:

@@ -31,7 +31,7 @@ class Domain:
     extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "attention" (the
     network of the CVPR 2026 paper; an Attention object instead changes its settings) or "auto".
     scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts), "shell" (the paper's) or "auto".
-    band_radius, readout ("interpolation" or "rbf"): of the shell scheme; the radius is 4 dx unless given.
+    band_radius, readout ("interpolation" or "rbf"): of the shell scheme; the radius is 4.5 dx unless given.
     device, dtype: where and how to compute, float64 unless said otherwise.
     show_progress: True, False, or None for "when stderr is a terminal".
 

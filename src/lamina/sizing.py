@@ -17,7 +17,7 @@ MOST_CELLS = 160
 MOST_DEFAULT_NODES = 400_000
 # Medial radius that a scheme needs, in units of the spacing: the coupled band must not meet itself; the trace
 # scheme wants a cell between two sheets, and keeps closer ones apart by their connectivity.
-CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5, "shell": 4.0}
+CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5, "shell": 4.5}
 # Unknowns for each dx^2 of surface, and the bytes that each takes at its peak in float64 (benchmarks/results).
 DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0, "shell": 2 * CLEARANCE["shell"]}
 BYTES = {"coupled": 2600, "trace": 3000, "shell": 2600, "attention": 30000}
@@ -33,7 +33,7 @@ def choose_spacing(surface: Surface, scheme: str) -> float:
     radii, _ = _thickness(surface)
     spacing = min(spacing, float(np.quantile(radii, 0.05)) / CLEARANCE[scheme])
     spacing = max(spacing, size / MOST_CELLS, math.sqrt(estimated_nodes(surface, 1.0, scheme) / MOST_DEFAULT_NODES))
-    if not surface.exact:
+    if not surface.exact and scheme != "shell":  # whose error does not depend on how dense samples are
         spacing = max(spacing, math.sqrt(float(surface.areas.sum()) / len(surface.points)))
     # Two digits are enough, and a user can type them.
     digits = 1 - math.floor(math.log10(spacing))

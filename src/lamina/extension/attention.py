@@ -21,13 +21,15 @@ from torch import Tensor
 
 from lamina.band import Band
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures
+from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.neighbours import PieceTrees
 from lamina.learn.network import AttentionNetwork
 from lamina.learn.patches import RIM, Patches, cover, coverage_warning, localise
 from lamina.linear.graph import expand
 from lamina.progress import Update
+from lamina.surfaces.base import Surface
 
+SAMPLED = 0.5  # feet of nodes within so many dx are samples, about one for every dx^2
 KERNELS = ("gaussian", "exponential")
 SIDE = {"cpu": 24, "cuda": 48}  # nodes along the side of the blocks of rows that are assembled together
 ENTRIES = {"cpu": 2**24, "cuda": 2**27}  # of what is made on the way
@@ -83,48 +85,87 @@ class LearnedExtension:
     warnings: list[str]
 
 
-def near_samples(band: Band, radius: float, surface: SurfaceFeatures, component: Tensor) -> Band:
-    """The nodes of a band of this radius that are as near to a surface sample of their component: what patches cover.
+@dataclass(frozen=True)
+class Samples:
+    """Oriented samples of a surface, each in a component: all that the learned extension sees of it."""
 
-    Of dense samples that is all but a few at the rim. Raises InputError where samples are too sparse: where nodes are
-    lost that belong to cells the surface meets.
+    features: SurfaceFeatures
+    component: Tensor  # (m,) int64
+
+
+def sampled_band(surface: Surface, band: Band, radius: float) -> tuple[Band, Samples]:
+    """Samples of the surface as dense as the nodes, and the nodes of a band of this radius that are as near to one.
+
+    Samples are the surface's own; or, where these are farther apart than the nodes, the feet of the nodes next to it.
+    Nodes that are near the surface but not near a sample are a few at the rim, and no patch would be sure to hold them.
+    Raises InputError where nodes are lost that belong to cells the surface meets.
     """
-    positions = band.lattice.position(band.ijk)
-    _, away = PieceTrees(surface.points, component).query(positions, band.component, 1)
-    kept = away[:, 0] <= radius
-    height = (positions - band.feet.points).square().sum(1).sqrt()
-    lost = int((~kept & (height <= 3**0.5 * band.spacing)).sum())
+    if float(surface.areas.sum()) <= len(surface.points) * band.spacing**2:
+        samples = Samples(surface.features(), surface.component)
+        kept, lost = _near(band, radius, samples)
+        if lost == 0:
+            return band.take(kept), samples
+    rows = (_heights(band) <= SAMPLED * band.spacing).nonzero()[:, 0]
+    points, normals, component = (v[rows] for v in (band.feet.points, band.feet.normals, band.component))
+    samples = Samples(from_samples(points, normals, component, slopes=True), component)
+    kept, lost = _near(band, radius, samples)
     if lost:
         raise InputError(
-            f"{lost} of {len(band)} band nodes lie close to the surface but farther than {radius:.3g} from its "
-            f"{len(surface.points)} samples; sample it more densely, or use a coarser spacing."
+            f"{lost} of {len(band)} band nodes lie close to the surface but farther than {radius:.3g} from any closest "
+            "point: the surface's closest points jump; use a finer spacing."
         )
-    return band.take(kept)
+    return band.take(kept), samples
+
+
+def _heights(band: Band) -> Tensor:
+    """Distance (n,) of the nodes from the surface."""
+    return (band.lattice.position(band.ijk) - band.feet.points).square().sum(1).sqrt()
+
+
+def _near(band: Band, radius: float, samples: Samples) -> tuple[Tensor, int]:
+    """Whether each node (n,) is within radius of a sample of its component; how many at the surface are not."""
+    tree = PieceTrees(samples.features.points, samples.component)
+    _, away = tree.query(band.lattice.position(band.ijk), band.component, 1)
+    kept = away[:, 0] <= radius
+    return kept, int((~kept & (_heights(band) <= 3**0.5 * band.spacing)).sum())
 
 
 @torch.no_grad()
 def attention_extension(
     band: Band,
     radius: float,
-    surface: SurfaceFeatures,
-    component: Tensor,
+    samples: Samples,
     options: Attention,
     update: Update = lambda fraction, what: None,
 ) -> LearnedExtension:
-    """The learned extension on a band of this radius, all near samples, from surface samples in components (m,)."""
+    """The learned extension on a band of this radius, all of it near samples."""
     network = options.network().to(band.feet.points.device)
     dx, trained = band.spacing, network.config.spacing
     warning = coverage_warning(radius, dx, network.config.k)
     update(0.0, "patches")
     positions = band.lattice.position(band.ijk)
-    rim = (positions - band.feet.points).square().sum(1) > (RIM * radius) ** 2
-    patches = cover(
-        surface, component, positions, band.ijk, band.component, rim,
-        k=network.config.k, spacing=options.patch_spacing, margin=options.margin,
-    )  # fmt: skip
+    surface = samples.features
+    patches = cover_band(band, radius, samples, network.config.k, options.patch_spacing, options.margin)
     blend = blend_weights(patches, len(band), options.kernel, options.temperature, trained / dx)
     matrix = assemble(network, patches, positions, surface, blend, band.ijk, trained / dx, options.tolerance, update)
     return LearnedExtension(matrix.to(positions.dtype), patches, [warning] if warning else [])
+
+
+def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: float, margin: float) -> Patches:
+    """Patches of k nodes that cover a band of this radius."""
+    rim = _heights(band) > RIM * radius
+    positions = band.lattice.position(band.ijk)
+    return cover(
+        samples.features,
+        samples.component,
+        positions,
+        band.ijk,
+        band.component,
+        rim,
+        k=k,
+        spacing=spacing,
+        margin=margin,
+    )
 
 
 def blend_weights(patches: Patches, nodes: int, kernel: str, temperature: float, scale: float) -> Tensor:

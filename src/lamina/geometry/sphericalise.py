@@ -1,21 +1,23 @@
 """A closed mesh of genus 0 laid over the unit sphere without folds.
 
-Conformalized mean curvature flow: the vertices x (n, 3) flow by
+First by conformalized mean curvature flow: the vertices x (n, 3) flow by
 
     (M_t + d L) x_{t+1} = M_t x_t,
 
 L the cotangent stiffness matrix of the given mesh, kept from first to last, and M_t the mass matrix of the current
 one. Mean curvature flow would use L_t too, and pinch; with L fixed the flow ends at a sphere, and the map to it is
 conformal as far as a mesh allows (Kazhdan, Solomon and Ben-Chen, 2012, "Can mean-curvature flow be modified to be
-non-singular?"). A conformal map shrinks limbs exponentially with their length, and the way to it does less: of all
-moments at which the radial projection x / |x| folds nothing, the one with the least distortion is taken, the symmetric
-Dirichlet energy int |J|^2 + |J^-1|^2 (Smith and Schaefer, 2015, "Bijective parameterization with free boundaries").
-Before that, a Moebius map of the sphere puts the centre of area of the mesh at its centre (Baden, Crane and Kazhdan,
-2018, "Moebius registration"), so that no side gets less room than it must.
+non-singular?"). At every moment a Moebius map puts the centre of area of the mesh at that of the sphere (Baden, Crane
+and Kazhdan, 2018, "Moebius registration"), so that no side gets less room than it must.
+
+A conformal map shrinks limbs exponentially with their length, and the way to it does so less. So of all moments at
+which the radial projection x / |x| folds nothing the one of least energy is taken, and its vertices are moved until
+limbs have room: `lamina.geometry.stretch`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from lamina.baselines.fem import cotangent_stiffness, mass_matrix
 from lamina.errors import InputError
+from lamina.geometry.stretch import Stretch, looks_outwards, relaxed
 from lamina.linear.graph import components
 
 Array = NDArray[np.float64]
@@ -43,31 +46,24 @@ def sphericalise(vertices: Tensor, faces: Tensor) -> Tensor:
     and if at all moments of the flow some triangle is turned over.
     """
     check_sphere(len(vertices), faces)
-    V, F = vertices.detach().cpu().double().numpy(), faces.detach().cpu().numpy()
-    a, b, c = V[F].transpose(1, 0, 2)
-    if (np.cross(a, b) * c).sum() < 0:
-        F = F[:, ::-1]
-    area = _areas(V, F)
-    best, energy, age, fewest = None, np.inf, 0, len(F)
-    for x in _flow(V, F):
-        s = _balanced(x / np.linalg.norm(x, axis=1, keepdims=True), area)
-        fewest = min(fewest, turned_over(s, F))
-        here = _distortion(V, F, s)
+    V, F = vertices.detach().cpu().double(), faces.detach().cpu()
+    if float(looks_outwards(*V[F].unbind(1)).sum()) < 0:
+        F = F.flip(1)
+    stretch, area = Stretch(V, F), vertex_areas(V.numpy(), F.numpy())
+    best, energy, age, fewest = None, math.inf, 0, len(F)
+    for x in _flow(V.numpy(), F.numpy()):
+        s = torch.from_numpy(balanced(x / np.linalg.norm(x, axis=1, keepdims=True), area))
+        fewest = min(fewest, int((looks_outwards(*s[F].unbind(1)) <= 0).sum()))
+        here = stretch.of_map(s)
         best, energy, age = (s, here, 0) if here < energy else (best, energy, age + 1)
         if best is not None and age > PATIENCE:
             break
     if best is None:
         raise InputError(
-            f"At least {fewest} of {len(F)} triangles turn over when the mesh is laid over a sphere, as long thin parts "
-            "shrink to points there. Give a mesh with better triangles (remesh it), or a shape with shorter limbs."
+            f"At least {fewest} of {len(F)} triangles turn over when the mesh is laid over a sphere, as long thin "
+            "parts shrink to points there. Give a mesh with better triangles (remesh it) or with shorter limbs."
         )
-    return torch.from_numpy(best).to(vertices)
-
-
-def turned_over(s: Array, F: NDArray) -> int:
-    """How many of the triangles F (m, 3) between unit vectors s (n, 3) do not look outwards."""
-    a, b, c = s[F].transpose(1, 0, 2)
-    return int(((np.cross(a, b) * c).sum(1) <= 0).sum())
+    return relaxed(stretch, best).to(vertices)
 
 
 def check_sphere(count: int, faces: Tensor) -> None:
@@ -96,39 +92,17 @@ def _flow(V: Array, F: NDArray) -> Iterator[Array]:
     L = cotangent_stiffness(V, F)
     x = V
     for _ in range(MOST_STEPS):
-        area = _areas(x, F)
+        area = vertex_areas(x, F)
         x = (x - area @ x / area.sum()) / np.sqrt(area.sum())
-        if not np.isfinite(x).all() or not np.linalg.norm(x, axis=1).all():
-            return
         yield x
         M = mass_matrix(x, F)
         x = splu(sp.csc_matrix(M + TIME_STEP * L)).solve(M @ x)
+        # Limbs that have shrunk below rounding make the matrix singular: nothing good comes after that.
+        if not (np.isfinite(x).all() and np.ptp(x, axis=0).all()):
+            return
 
 
-def _distortion(V: Array, F: NDArray, s: Array) -> float:
-    """Mean of (|J|^2 + |J^-1|^2) / 4 over the mesh, J its map to s scaled to equal areas; infinite if it folds.
-
-    With the Gram matrices G, H of two edges of a triangle before and after, |J|^2 = tr(G^-1 H) and
-    |J^-1|^2 = |J|^2 det G / det H.
-    """
-    if turned_over(s, F):
-        return np.inf
-    (g11, g12, g22), (h11, h12, h22) = _gram(V, F), _gram(s, F)
-    G, H = g11 * g22 - g12**2, h11 * h22 - h12**2
-    if not (G.min() > 0 and H.min() > 0):
-        return np.inf
-    area = np.sqrt(G)
-    scale = area.sum() / np.sqrt(H).sum()
-    stretch = scale * (g22 * h11 - 2 * g12 * h12 + g11 * h22) / G
-    return float((area * stretch * (1 + G / (scale**2 * H))).sum() / (4 * area.sum()))
-
-
-def _gram(V: Array, F: NDArray) -> tuple[Array, Array, Array]:
-    u, v = V[F[:, 1]] - V[F[:, 0]], V[F[:, 2]] - V[F[:, 0]]
-    return (u * u).sum(1), (u * v).sum(1), (v * v).sum(1)
-
-
-def _balanced(s: Array, area: Array) -> Array:
+def balanced(s: Array, area: Array) -> Array:
     """Unit vectors s (n, 3) moved by Moebius maps of the sphere until sum_i area_i s_i = 0.
 
     The map with centre c, |c| < 1, is s -> (1 - |c|^2) (s + c) / |s + c|^2 + c. For small c it moves s by
@@ -148,8 +122,8 @@ def _balanced(s: Array, area: Array) -> Array:
     return s
 
 
-def _areas(V: Array, F: NDArray) -> Array:
+def vertex_areas(V: Array, F: NDArray) -> Array:
     """A third of the area of its triangles for each vertex (n,)."""
     a, b, c = V[F[:, 0]], V[F[:, 1]], V[F[:, 2]]
     third = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 6
-    return np.bincount(F.reshape(-1), np.repeat(third, 3), len(V))
+    return np.asarray(np.bincount(F.reshape(-1), np.repeat(third, 3), len(V)), dtype=np.float64)

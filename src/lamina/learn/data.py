@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lamina.band import Band
-from lamina.extension.attention import near_samples
+from lamina.extension.attention import cover_band, sampled_band
 from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
 from lamina.learn.network import NetworkConfig
-from lamina.learn.patches import RIM, Patches, cover, localise
+from lamina.learn.patches import Patches, localise
 from lamina.surfaces.base import Surface
 
 DEGREE = 5
@@ -61,18 +61,13 @@ def patch_data(
 ) -> PatchData:
     """Patches of the band of given radius on `grids` lattices, each with the surface at a random place on it."""
     generator = torch.Generator().manual_seed(seed)
-    features, parts = surface.features(), []
+    parts = []
     for _ in range(grids):
         shift = torch.rand(3, generator=generator, dtype=torch.float64).to(surface.points)
         lattice = Lattice(surface.bounds.mean(0) + config.spacing * shift, config.spacing)
-        band = near_samples(Band.build(surface, lattice, radius), radius, features, surface.component)
-        positions = lattice.position(band.ijk)
-        rim = (positions - band.feet.points).square().sum(1) > (RIM * radius) ** 2
-        patches = cover(
-            features, surface.component, positions, band.ijk, band.component, rim,
-            k=config.k, spacing=patch_spacing, margin=margin,
-        )  # fmt: skip
-        parts.append(_arrays(patches, positions, band, features, config))
+        band, samples = sampled_band(surface, Band.build(surface, lattice, radius), radius)
+        patches = cover_band(band, radius, samples, config.k, patch_spacing, margin)
+        parts.append(_arrays(patches, lattice.position(band.ijk), band, samples.features, config))
     return _joined(parts)
 
 

@@ -12,26 +12,26 @@ learn high frequency functions in low dimensional domains", without which small 
 
 from __future__ import annotations
 
-import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lamina.errors import InputError
 from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
+from lamina.learn.checkpoint import load_tensors, save_tensors
 from lamina.learn.sphere_target import SphereTarget, sphere_target
 from lamina.surfaces.base import Surface
 from lamina.surfaces.spherical_map import SphericalMap
 
-KIND = "lamina spherical neural surface"  # in the metadata of a file, to tell it from other networks
+FORMAT = "lamina spherical neural surface 1"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "softplus": lambda x: nn.functional.softplus(x, beta=10),
@@ -39,6 +39,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 DIFFERENCE = 0.01  # angle over which slopes are differenced
+STEPS = 4000
 SLOPE_WEIGHT = 0.1  # of the relative error of slopes against that of positions
 WARM_UP = 0.05  # part of the steps in which the learning rate rises
 
@@ -82,10 +83,11 @@ class SphericalNeuralSurface(nn.Module):
         self.register_buffer("centre", torch.zeros(3))
         self.register_buffer("scale", torch.ones(()))
         widths = [2 * config.features, *[config.width] * config.depth]
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+        self.hidden = nn.ModuleList(layers)
         self.last = nn.Linear(config.width, 3)
         with torch.no_grad():
-            for layer in (*self.hidden, self.last):
+            for layer in (*layers, self.last):
                 bound = 0.01 if layer is self.last else math.sqrt(6 / layer.in_features)  # He et al. (2015)
                 layer.weight.uniform_(-bound, bound, generator=generator)
                 layer.bias.uniform_(-0.1 * bound, 0.1 * bound, generator=generator)
@@ -107,7 +109,7 @@ def fit_sns(
     target: Target,
     config: SNSConfig | None = None,
     *,
-    steps: int = 4000,
+    steps: int = STEPS,
     batch: int = 1024,
     pool: int = 2**16,
     learning_rate: float = 0.01,
@@ -155,9 +157,7 @@ def fit_sns(
         schedule.step()
         if report is not None and step % 50 == 0:
             report(step / steps, f"position error {float(position.detach().sqrt()):.2g}")
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model
+    return model.requires_grad_(False)
 
 
 def _pool(target: SphereTarget, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -175,12 +175,29 @@ def _rate(done: float) -> float:
     return min(done / WARM_UP, 1.0) * (0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))) + 1e-4
 
 
-def fit_from_surface(surface: Surface, config: SNSConfig | None = None, **options) -> SphericalNeuralSurface:
-    """The spherical neural surface of a SphericalMap or of a closed Mesh without handles; options as of fit_sns.
+def fit_from_surface(
+    surface: Surface, config: SNSConfig | None = None, *, steps: int | None = None, **options: Any
+) -> tuple[SphericalNeuralSurface, dict[str, Any]]:
+    """The spherical neural surface of a SphericalMap or of a closed Mesh without handles, and facts about the fit.
 
-    Raises InputError for other surfaces.
+    Options as of fit_sns. Raises InputError for other surfaces.
     """
-    return fit_sns(sphere_target(surface), config, **options)
+    start = time.perf_counter()
+    target, steps = sphere_target(surface), STEPS if steps is None else steps
+    model = fit_sns(target, config, steps=steps, **options)
+    seconds = time.perf_counter() - start
+    error = fit_error(model, target)
+    facts = {
+        "surface": surface.name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": steps,
+        "seconds": round(seconds, 1),
+        "size": float(model.scale),  # RMS distance from the centre, in whose units errors are to be read
+        "position_rms": error.position,
+        "position_max": error.worst,
+        "normal_rms_degrees": error.normal,
+    }
+    return model, facts
 
 
 @dataclass(frozen=True)
@@ -209,29 +226,20 @@ def fit_error(model: SphericalNeuralSurface, target: Target, *, count: int = 20_
     return FitError(*(float(v) for v in (distance.square().mean().sqrt(), distance.max(), turn.square().mean().sqrt())))
 
 
-def save_sns(path: str | Path, model: SphericalNeuralSurface) -> None:
+def save_sns(path: str | Path, model: SphericalNeuralSurface) -> Path:
     """Write the model as a safetensors file, its configuration in the metadata."""
-    metadata = {"kind": KIND, "config": json.dumps(asdict(model.config))}
-    save_file({key: v.detach().cpu().contiguous() for key, v in model.state_dict().items()}, path, metadata)
+    return save_tensors(path, model.state_dict(), {"format": FORMAT, "config": asdict(model.config)})
 
 
 def load_sns(path: str | Path) -> SphericalNeuralSurface:
     """The model that save_sns wrote, in its precision, on the CPU. Raises InputError for any other file."""
+    state, metadata = load_tensors(path)
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path} holds no spherical neural surface but {metadata.get('format', 'other tensors')!r}.")
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118: no mapping
-    except OSError as error:
-        raise InputError(f"{path} cannot be opened: {error.strerror or error}.") from error
-    except safetensors.SafetensorError as error:
-        raise InputError(f"{path} is no safetensors file: {error}.") from error
-    if metadata.get("kind") != KIND:
-        raise InputError(f"{path} holds no spherical neural surface, but {metadata.get('kind', 'other tensors')}.")
-    try:
-        model = SphericalNeuralSurface(SNSConfig(**json.loads(metadata["config"])))
-        model.to(state["centre"].dtype).load_state_dict(state)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path} is damaged, or of another version: {' '.join(str(error).split())[:200]}") from error
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model
+        model = SphericalNeuralSurface(SNSConfig(**metadata["config"])).to(state["centre"].dtype)
+        model.load_state_dict(state)
+    except (KeyError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} does not fit its own configuration: {reason}.") from error
+    return model.requires_grad_(False)

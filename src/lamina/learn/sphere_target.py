@@ -10,11 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import InputError
+from lamina.geometry.neighbours import PointTree
 from lamina.geometry.sphericalise import sphericalise
 from lamina.geometry.triangles import triangle_areas, unit
 from lamina.surfaces.base import Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.spherical_map import SphericalMap
+
+CANDIDATES = (8, 64, 512)  # triangles among which the one around a place is looked for, before all are
+OUTSIDE = 1e-9  # weight that may be missing, as rounding takes it
+BATCH = 2**20
 
 Draw = Callable[[int, torch.Generator], Tensor]
 
@@ -48,14 +53,13 @@ def sphere_target(surface: Surface | Callable[[Tensor], Tensor]) -> SphereTarget
     Raises InputError for other surfaces, and for meshes that cannot be laid over a sphere.
     """
     if isinstance(surface, SphericalMap):
-        # Its samples say on which device fn works; precision is that of a module's parameters.
         return SphereTarget(surface.fn)
     if isinstance(surface, Mesh):
         return mesh_target(surface)
     if isinstance(surface, Surface) or not callable(surface):
         raise InputError(
-            f"A spherical neural surface is fitted to a SphericalMap or a closed Mesh, not to {type(surface).__name__}; "
-            "make a mesh of it first."
+            "A spherical neural surface is fitted to a SphericalMap or to a closed Mesh, not to a "
+            f"{type(surface).__name__}; make a mesh of it first."
         )
     return SphereTarget(surface)
 
@@ -66,10 +70,9 @@ def mesh_target(mesh: Mesh) -> SphereTarget:
     Parts that the map shrinks would hardly be seen if places were drawn on the sphere alone.
     """
     used, corners = torch.unique(mesh.same_vertex[cast(Tensor, mesh.faces)], return_inverse=True)
-    points = mesh.points[used].cpu().double()
-    corners = corners.cpu()
+    points, corners = mesh.points[used].cpu().double(), corners.cpu()
     sphere = sphericalise(points, corners)
-    polyhedron = Mesh(sphere, corners, name="sphere")
+    find = SphereFaces(sphere[corners])
     areas = triangle_areas(points[corners])
 
     def draw(count: int, generator: torch.Generator) -> Tensor:
@@ -80,7 +83,39 @@ def mesh_target(mesh: Mesh) -> SphereTarget:
         return torch.cat([by_area, uniform(count - count // 2, generator)])
 
     def fn(s: Tensor) -> Tensor:
-        # The nearest point of the polyhedron, not that on the ray to s: the two differ by the cube of its edges.
-        return polyhedron.interpolate(points, s.cpu().double()).to(s)
+        face, weight = find(s.cpu().double())
+        return torch.einsum("ni,nic->nc", weight, points[corners[face]]).to(s)
 
     return SphereTarget(fn, draw)
+
+
+class SphereFaces:
+    """Triangles (m, 3, 3) between unit vectors that cover the sphere once, prepared for looking places up.
+
+    s = w_1 a + w_2 b + w_3 c has weights w >= 0 in the triangle abc that holds it. That one is looked for among those
+    whose middles are nearest to s, first among few, at last among all.
+    """
+
+    def __init__(self, corners: Tensor) -> None:
+        self.tree = PointTree(unit(corners.mean(1)))
+        self.inverse = torch.linalg.inv(corners.transpose(1, 2))
+
+    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """The triangle (n,) int64 around each of the unit vectors s (n, 3), and the weights (n, 3), of sum 1."""
+        face, weight = torch.zeros(len(s), dtype=torch.int64), torch.zeros_like(s)
+        todo = torch.arange(len(s))
+        for k in (*CANDIDATES, len(self.inverse)):
+            missed = []
+            for rows in todo.split(max(1, BATCH // k)):
+                near, _ = self.tree.query(s[rows], min(k, len(self.inverse)))
+                w = torch.einsum("nkij,nj->nki", self.inverse[near], s[rows])
+                total = w.sum(2, keepdim=True)
+                w = (w / total).masked_fill(total <= 0, -torch.inf)  # not the triangle on the other side
+                inside, best = w.amin(2).max(1)
+                one = torch.arange(len(rows))
+                face[rows], weight[rows] = near[one, best], w[one, best].clamp_min(0)
+                missed.append(rows[inside < -OUTSIDE])
+            todo = torch.cat(missed)
+            if len(todo) == 0:
+                break
+        return face, weight / weight.sum(1, keepdim=True)

@@ -29,8 +29,8 @@ from lamina.learn.network import AttentionNetwork, NetworkConfig
 from lamina.surfaces.base import Surface
 
 RESUME, FINAL, LOG = "checkpoint.safetensors", "attention.safetensors", "log.jsonl"
-BETAS, MOMENTS = (0.9, 0.99), ("exp_avg", "exp_avg_sq")
-CLIP = 1.0  # largest norm of a gradient
+BETAS, MOMENTS = (0.9, 0.999), ("exp_avg", "exp_avg_sq")
+CLIP = 0.1  # largest norm of a gradient, several times what is usual: one wild step can end a run
 VALIDATION_BATCH = 32
 
 Report = Callable[[int, dict[str, float]], None]
@@ -42,12 +42,12 @@ class TrainingConfig:
     lattices that patches are taken from. samples: of the surface, a patch and step. rate: first of Adam's step sizes,
     which rise over `warm_up` steps and fall to nothing by a cosine."""
 
-    steps: int = 20000
+    steps: int = 10000
     batch: int = 256
-    rate: float = 1e-2
+    rate: float = 3e-3
     warm_up: int = 500
     alpha: float = 1e-2
-    radius: float = 4.0
+    radius: float = 4.5
     grids: int = 4
     validation_grids: int = 1
     samples: int = 256

@@ -21,19 +21,22 @@ BUILT_IN = {
     "starfruit": ("lamina.surfaces.spherical_map", "starfruit"),
 }
 
-READABLE = "meshes (OBJ, PLY, STL, OFF, GLB, GLTF) and points (PLY, XYZ, NPZ)"
+READABLE = "meshes (OBJ, PLY, STL, OFF, GLB, GLTF), points (PLY, XYZ, NPZ) and networks of `lamina fit sns`"
 
 
 def load(path_or_name: str | Path, *, name: str | None = None) -> Surface:
     """The surface in a file, or the built-in one of that name, in float64.
 
-    Triangles in the file make a Mesh, points alone a PointCloud. name: what the surface is called in
-    reports, the file's stem unless given. Raises InputError when there is no surface to be had.
+    Triangles in the file make a Mesh, points alone a PointCloud, a spherical neural surface a SphericalMap.
+    name: what the surface is called in reports, the file's stem unless given. Raises InputError when there is
+    no surface to be had.
     """
     if str(path_or_name) in BUILT_IN:
         return _built_in(str(path_or_name), name)
     path = Path(path_or_name)
     kind = _kind_of(path)
+    if kind == "safetensors":
+        return _neural(path, name or path.stem)
     try:
         contents = READERS[kind](path)
     except InputError:
@@ -50,6 +53,13 @@ def _built_in(key: str, name: str | None) -> Surface:
     surface = getattr(importlib.import_module(module), factory)()
     surface.name = name or key
     return surface
+
+
+def _neural(path: Path, name: str) -> Surface:
+    from lamina.learn.sns import load_sns
+    from lamina.surfaces.spherical_map import SphericalMap
+
+    return SphericalMap(load_sns(path).double(), name=name)
 
 
 def _surface(contents: Contents, path: Path, name: str) -> Surface:
@@ -108,6 +118,8 @@ def _sniff(head: bytes, size: int) -> str | None:
         return "glb"
     if head[:4] == b"PK\x03\x04":
         return "npz"
+    if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < size:
+        return "safetensors"
     # A binary STL may begin with "solid", so its size, which is exact, is asked first.
     if size >= 84 and size == 84 + 50 * int.from_bytes(head[80:84], "little"):
         return "stl"
