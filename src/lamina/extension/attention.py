@@ -12,6 +12,7 @@ to sum to one again; docs/attention.md says what that changes.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -139,7 +140,7 @@ def attention_extension(
     update: Update = lambda fraction, what: None,
 ) -> LearnedExtension:
     """The learned extension on a band of this radius, all of it near samples."""
-    network = options.network().to(band.feet.points.device)
+    network = copy.deepcopy(options.network()).to(band.feet.points.device)  # the caller's stays where it is
     dx, trained = band.spacing, network.config.spacing
     warning = coverage_warning(radius, dx, network.config.k)
     update(0.0, "patches")
