@@ -232,7 +232,6 @@ def test_matrix_turns_with_the_surface_and_its_patches():
     assert float((still.to_dense() - found.to_dense()).abs().max()) > 1e-2
 
 
-@pytest.mark.xfail(strict=True, reason="where all weights of a row are below the tolerance it becomes 0 / 0")
 def test_a_row_keeps_something_whatever_the_tolerance():
     network = AttentionNetwork(NetworkConfig(k=200, width=4, spacing=SPACING))
     with torch.no_grad():
@@ -420,7 +419,6 @@ def test_trace_is_refused_with_the_learned_extension():
             lamina.Domain(SPHERE, SPACING, extension=extension, scheme="trace")
 
 
-@pytest.mark.xfail(strict=True, reason="the coupled scheme takes closest points and reports extension attention")
 def test_coupled_is_refused_with_the_learned_extension():
     with pytest.raises(InputError, match="shell"):
         lamina.Domain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled")
@@ -493,8 +491,9 @@ def test_published_checkpoint_gives_the_published_extension(data):
     published at every fourth node. Their grid came from a range in half precision: origin and spacing are multiples of
     1 / 1024, and the band is what lies within 0.2 of the samples.
 
-    The extension agrees to 4 %: patches are not all theirs. Of what the solve divides by the eigenvalue, 2.1 for the
-    lowest mode but several hundred for f itself, these 4 % are most in the low modes; u agrees less closely.
+    The extension agrees to 4 % (correlation 0.999); the solution does not as well: 0.87 on the band and on the surface,
+    its amplitude 0.74 of theirs. Why is not known. The 4 % are a small part of it: with their extension, interpolated
+    from every fourth node, it is 0.91. So the bounds on u below hold what was found, not an agreement.
     """
     folder = data / "paper/authors_demo"
     theirs = np.load(folder / "apple_poisson_omega10.npz")

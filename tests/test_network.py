@@ -15,7 +15,6 @@ from lamina.learn.network import ACTIVATIONS, FEATURES, AttentionNetwork, Networ
 
 SUBSETS = [names for size in range(4) for names in combinations(FEATURES, size)]
 # Errors of other kinds than InputError so far: strict, so that whoever mends them takes the mark away.
-unrefused = pytest.mark.xfail(strict=True, reason="raises something else than InputError")
 COUNTS = (5, 0, 1, 9)  # samples of each patch in `patches`
 
 
@@ -278,7 +277,6 @@ def test_broken_checkpoints_of_the_authors_are_refused(tmp_path, kind):
         load_network(tmp_path / f"none.{kind}")
 
 
-@unrefused
 def test_an_incomplete_checkpoint_of_the_authors_is_refused():
     state = authors_state()
     short = {key: value for key, value in state.items() if key != "surface_feat_net.2.bias"}
@@ -288,14 +286,12 @@ def test_an_incomplete_checkpoint_of_the_authors_is_refused():
             from_authors(bad)
 
 
-@unrefused
 def test_a_checkpoint_that_is_no_state_dict_is_refused(tmp_path):
     torch.save([torch.zeros(3)], tmp_path / "list.pth")
     with pytest.raises(InputError, match=r"list\.pth"):
         load_network(tmp_path / "list.pth")
 
 
-@unrefused
 def test_a_configuration_of_another_version_is_refused(tmp_path):
     net = network()
     for config in ({**net.config.as_dict(), "heads": 8}, None):

@@ -204,7 +204,6 @@ def test_coverage_warning_names_the_least_changes_that_satisfy_the_condition(k, 
     assert coverage_warning(radius, spacing, enough - 2) is not None
 
 
-@pytest.mark.xfail(strict=True, reason="the sentence rounds to nearest, not to the safe side")
 @pytest.mark.parametrize("k", [60, 100, 150, 250])
 def test_what_the_coverage_warning_advises_can_be_taken_literally(k):
     for radius in (0.25, 0.3, 0.35, 0.4):

@@ -273,7 +273,6 @@ def test_every_kind_of_network_trains(features, learn_strength):
         assert torch.equal(value, start[key]) is (key == "strength" and not learn_strength)
 
 
-@pytest.mark.xfail(strict=True, reason="features without vectors cannot be drawn; without any, lambda has no gradient")
 @pytest.mark.parametrize("learn_strength", [True, False])
 @pytest.mark.parametrize("features", [(), ("curvatures",)])
 def test_a_network_that_sees_no_vectors_trains(features, learn_strength):
@@ -284,7 +283,6 @@ def test_a_network_that_sees_no_vectors_trains(features, learn_strength):
     assert not torch.equal(trainer.network.band_net[0].weight, start)
 
 
-@pytest.mark.xfail(strict=True, reason="torch's generator keeps the low 32 bits of a seed, where the step stands alone")
 def test_the_seed_reaches_the_numbers_drawn_in_a_step():
     """The same start and the same data: what differs is which patches a step takes."""
     ends = []
@@ -363,7 +361,6 @@ def test_a_run_that_is_resumed_ends_in_the_same_bits(tmp_path, stop, learn_stren
             assert {key: line[key] for key in line if key != "seconds"} == expected[line["step"]]
 
 
-@pytest.mark.xfail(strict=True, reason="safetensors writes the entries of the metadata in random order")
 def test_the_same_network_makes_the_same_file(tmp_path):
     network = AttentionNetwork(SHAPE)
     files = {save_network(tmp_path / "net", network, a=1, b=2, c=3, d=4).read_bytes() for _ in range(20)}
@@ -377,7 +374,6 @@ def test_a_resumed_run_needs_its_checkpoint_and_takes_no_configuration(tmp_path)
         train(*surfaces(), tmp_path, SHAPE, PLAN, resume=True)
 
 
-@pytest.mark.xfail(strict=True, reason="KeyError: 'training'")
 def test_a_network_is_no_checkpoint_to_resume_from(tmp_path):
     folder = tmp_path / "run"
     run(folder)
@@ -443,7 +439,6 @@ def test_options_of_the_network_on_the_command_line(program, tmp_path):
     assert config == NetworkConfig(60, 8, 3, "silu", ("points", "curvatures"), 0.5, False, 0.25)
 
 
-@pytest.mark.xfail(strict=True, reason="see test_a_network_that_sees_no_vectors_trains")
 def test_no_features_on_the_command_line(program, tmp_path):
     status, _, _ = program("train", "-o", tmp_path, *TINY, "--features", "none", "--json")
     assert status == 0

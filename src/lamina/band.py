@@ -35,12 +35,16 @@ class Band:
     def build(cls, surface: Surface, lattice: Lattice, radius: float) -> Band:
         """All nodes within radius of the surface."""
         near = surface.nodes_near(lattice, radius)
-        low = near.ijk.amin(0) - MARGIN
-        shape = near.ijk.amax(0) + MARGIN + 1 - low
-        key = _key(near.ijk, near.feet.component, low, shape)
-        key, order = torch.sort(key)
-        feet = ClosestPoints(*(t[order] for t in (near.feet.points, near.feet.normals, near.feet.component)))
-        return cls(lattice, near.ijk[order].to(torch.int32), feet, key, low, shape)
+        return cls.of_nodes(lattice, near.ijk, near.feet)
+
+    @classmethod
+    def of_nodes(cls, lattice: Lattice, ijk: Tensor, feet: ClosestPoints) -> Band:
+        """The nodes ijk (n, 3) with their feet, in any order."""
+        low = ijk.amin(0) - MARGIN
+        shape = ijk.amax(0) + MARGIN + 1 - low
+        key, order = torch.sort(_key(ijk, feet.component, low, shape))
+        feet = ClosestPoints(*(t[order] for t in (feet.points, feet.normals, feet.component)))
+        return cls(lattice, ijk[order].to(torch.int32), feet, key, low, shape)
 
     def __len__(self) -> int:
         return len(self.key)

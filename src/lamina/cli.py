@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from enum import StrEnum
@@ -200,14 +201,15 @@ def train(
     spacing: Annotated[float, typer.Option(help="Grid spacing of the training data.")] = 0.05,
     radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.")] = 4.5,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint and settings.")] = False,
     stop_after: Annotated[int | None, typer.Option(help="Stop after this step, to go on later.")] = None,
     device: DeviceOpt = Device.cpu,
     json_: Json = False,
 ) -> None:
     """Train the paper's attention network on patches of a surface; torchrun shares the work among processes."""
+    from lamina.learn.checkpoint import load_tensors
     from lamina.learn.network import NetworkConfig
-    from lamina.learn.training import TrainingConfig
+    from lamina.learn.training import RESUME, TrainingConfig
     from lamina.learn.training import train as run
     from lamina.progress import progress
     from lamina.surfaces.files import load
@@ -218,8 +220,11 @@ def train(
         steps=steps, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
         validate_every=validate_every, seed=seed,
     )  # fmt: skip
+    if resume:
+        steps = load_tensors(out / RESUME)[1].get("training", {}).get("steps", steps)
     last: dict[str, Any] = {}
-    with progress("training", False if json_ else None) as update:
+    first = os.environ.get("RANK", "0") == "0"  # one of several processes speaks for all
+    with progress("training", False if json_ or not first else None) as update:
 
         def report(step: int, figures: dict[str, float]) -> None:
             last.update({"step": step, **figures})
@@ -230,7 +235,8 @@ def train(
             load(surface), load(held_out), out, None if resume else shape, None if resume else plan,
             device=device.value, resume=resume, stop_after=stop_after, report=report,
         )  # fmt: skip
-    _print_facts({"out": str(out), **last}, json_)
+    if first:
+        _print_facts({"out": str(out), **last}, json_)
 
 
 @fit.command("sns")

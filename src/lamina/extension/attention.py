@@ -140,7 +140,8 @@ def attention_extension(
     update: Update = lambda fraction, what: None,
 ) -> LearnedExtension:
     """The learned extension on a band of this radius, all of it near samples."""
-    network = copy.deepcopy(options.network()).to(band.feet.points.device)  # the caller's stays where it is
+    # A copy: the caller's network stays where and as it is.
+    network = copy.deepcopy(options.network()).to(band.feet.points.device, torch.float32)
     dx, trained = band.spacing, network.config.spacing
     warning = coverage_warning(radius, dx, network.config.k)
     update(0.0, "patches")
@@ -149,23 +150,23 @@ def attention_extension(
     patches = cover_band(band, radius, samples, network.config.k, options.patch_spacing, options.margin)
     blend = blend_weights(patches, len(band), options.kernel, options.temperature, trained / dx)
     matrix = assemble(network, patches, positions, surface, blend, band.ijk, trained / dx, options.tolerance, update)
-    return LearnedExtension(matrix.to(positions.dtype), patches, [warning] if warning else [])
+    return LearnedExtension(_rows_to_one(matrix.to(positions.dtype)), patches, [warning] if warning else [])
 
 
 def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: float, margin: float) -> Patches:
     """Patches of k nodes that cover a band of this radius."""
-    rim = _heights(band) > RIM * radius
-    positions = band.lattice.position(band.ijk)
+    advice = coverage_warning(radius, band.spacing, k)
     return cover(
         samples.features,
         samples.component,
-        positions,
+        band.lattice.position(band.ijk),
         band.ijk,
         band.component,
-        rim,
+        _heights(band) > RIM * radius,
         k=k,
         spacing=spacing,
         margin=margin,
+        **({"advice": advice} if advice else {}),
     )
 
 
@@ -232,7 +233,8 @@ def assemble(
             dense = torch.zeros(len(strip) * len(around), device=device)
             dense.scatter_add_(0, index.reshape(-1), weights.reshape(-1))
             dense = dense.reshape(len(strip), -1)
-            kept = dense >= max(tolerance, torch.finfo(dense.dtype).tiny)
+            # The largest of a row stays, whatever the tolerance.
+            kept = dense >= dense.amax(1, keepdim=True).clamp(max=max(tolerance, torch.finfo(dense.dtype).tiny))
             dense = dense * kept
             dense = dense / dense.sum(1, keepdim=True)
             columns.append(around.to(torch.int32)[kept.nonzero()[:, 1]])
@@ -284,6 +286,14 @@ def _attention(
         nodes = localise(bare, positions, surface, scale).nodes
         torch.softmax(network.logits(nodes, nodes, scores[some]), -1, out=out[i : i + step])
     return out.reshape(-1, k)
+
+
+def _rows_to_one(matrix: Tensor) -> Tensor:
+    """The matrix with rows that sum to one in its own precision: constants stay constants, step after step."""
+    crow, column, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+    row = torch.repeat_interleave(torch.arange(len(crow) - 1, device=crow.device), torch.diff(crow))
+    total = values.new_zeros(len(crow) - 1).index_add_(0, row, values)
+    return torch.sparse_csr_tensor(crow, column, values / total[row], size=matrix.shape, check_invariants=False)
 
 
 def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> Tensor:

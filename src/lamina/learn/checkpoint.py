@@ -20,6 +20,7 @@ from lamina.learn.network import AttentionNetwork, NetworkConfig, from_authors
 
 SHIPPED = "attention.safetensors"
 FORMAT = "lamina attention network 1"
+KEY = "lamina"  # of the metadata
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Path:
@@ -30,7 +31,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapp
     path.parent.mkdir(parents=True, exist_ok=True)
     data = save(
         {key: value.detach().cpu().contiguous() for key, value in tensors.items()},
-        metadata={key: json.dumps(value) for key, value in metadata.items()},
+        metadata={KEY: json.dumps(metadata)},  # one entry: safetensors writes several in random order
     )
     draft = path.with_name(path.name + ".part")
     draft.write_bytes(data)
@@ -47,7 +48,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(f"there is no file {path}; expected weights in safetensors format.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+            metadata = json.loads((file.metadata() or {}).get(KEY, "{}"))
             return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118
     except (SafetensorError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is no safetensors file of lamina's: {error}.") from error
@@ -70,10 +71,10 @@ def load_network(path: str | Path) -> AttentionNetwork:
 def network_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], path: str | Path) -> AttentionNetwork:
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} holds no attention network but {metadata.get('format', 'something unnamed')!r}.")
-    network = AttentionNetwork(NetworkConfig(**metadata["config"]))
     try:
+        network = AttentionNetwork(NetworkConfig(**metadata["config"]))
         network.load_state_dict({key: tensors[key] for key in network.state_dict()})
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} does not fit its own configuration: {error}.") from error
     return network
 
@@ -87,12 +88,15 @@ def shipped_network() -> AttentionNetwork:
 def _plain_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no file {path}; expected the weights of an attention network.")
-    if path.suffix == ".npz":
-        import numpy as np
-
-        with np.load(path) as arrays:
-            return {key: torch.from_numpy(np.array(arrays[key])) for key in arrays.files}
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever its parts do
-        raise InputError(f"{path} cannot be read as a torch checkpoint: {type(error).__name__}: {error}") from error
+        if path.suffix == ".npz":
+            import numpy as np
+
+            with np.load(path) as arrays:
+                return {key: torch.from_numpy(np.array(arrays[key])) for key in arrays.files}
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # both raise whatever their parts do
+        raise InputError(f"{path} cannot be read as a checkpoint: {type(error).__name__}: {error}") from error
+    if not isinstance(state, dict):
+        raise InputError(f"{path} holds a {type(state).__name__}; expected the state dict of the authors' network.")
+    return state

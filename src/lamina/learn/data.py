@@ -133,7 +133,7 @@ def whole(data: PatchData, which: Tensor, samples: int) -> Batch:
 def _spun(features: Tensor, spin: Tensor) -> Tensor:
     """Features (b, s, f) with every vector in them, the first multiples of three columns, turned."""
     vectors = 3 * (features.shape[-1] // 3)
-    parts = [v @ spin for v in features[..., :vectors].split(3, dim=-1)]
+    parts = [features[..., i : i + 3] @ spin for i in range(0, vectors, 3)]
     return torch.cat([*parts, features[..., vectors:]], -1)
 
 

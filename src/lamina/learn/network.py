@@ -40,7 +40,7 @@ class NetworkConfig:
 
     k: band nodes of a patch. width: of hidden layers and of U and V. depth: linear layers of each perceptron.
     features: what Phi3 sees of a surface sample, any of "points", "normals", "curvatures" (mean and Gaussian,
-    times the training spacing and its square); none at all leaves W out.
+    in the lengths of the training data); none at all leaves W out.
     learn_strength: whether lambda is trained; else it stays `strength`.
     spacing: grid spacing of the training data. Local coordinates are scaled by spacing / dx, so that on another
     grid the network sees nodes as far apart as those that it knows.
@@ -92,7 +92,7 @@ class AttentionNetwork(nn.Module):
         if config.features:
             self.surface_net = perceptron([config.feature_width, *hidden, config.k], config.activation)
         strength = torch.tensor(float(config.strength))
-        if config.learn_strength:
+        if config.learn_strength and config.features:
             self.strength = nn.Parameter(strength)
         else:
             self.register_buffer("strength", strength)
@@ -143,7 +143,10 @@ def from_authors(state: Mapping[str, Tensor], spacing: float = 0.05) -> Attentio
         if head not in AUTHORS_KEYS:
             raise InputError(f"{key!r} is no parameter of the authors' network; expected {', '.join(AUTHORS_KEYS)}.")
         renamed[AUTHORS_KEYS[head] + ("." + rest if rest else "")] = torch.as_tensor(value).float()
-    width, k = len(renamed["band_net.0.bias"]), len(renamed["surface_net.2.bias"])
-    network = AttentionNetwork(NetworkConfig(k=k, width=width, spacing=spacing))
-    network.load_state_dict(renamed)
+    try:
+        width, k = len(renamed["band_net.0.bias"]), len(renamed["surface_net.2.bias"])
+        network = AttentionNetwork(NetworkConfig(k=k, width=width, spacing=spacing))
+        network.load_state_dict(renamed)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"This is not the authors' network; parameters are missing or misshapen: {error}") from error
     return network

@@ -9,6 +9,7 @@ sample nearest to each that no other patch has come near; then to whatever the b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,13 +66,6 @@ class LocalPatches:
         columns = [getattr(self, name) for name in names]
         return torch.cat(columns, 1) if columns else self.points[:, :0]
 
-    def rotated(self, rotation: Tensor) -> LocalPatches:
-        """Each patch turned by its own rotation (p, 3, 3), x -> R x."""
-        back = rotation.transpose(1, 2)
-        turn = back.index_select(0, self.patch)
-        points, normals = ((v[:, None] @ turn)[:, 0] for v in (self.points, self.normals))
-        return LocalPatches(self.nodes @ back, points, normals, self.curvatures, self.patch)
-
 
 def localise(patches: Patches, positions: Tensor, surface: SurfaceFeatures, scale: float) -> LocalPatches:
     """Nodes at positions (n, 3) and samples of the patches, in local frames; scale: of lengths."""
@@ -97,6 +91,7 @@ def cover(
     k: int,
     spacing: float,
     margin: float,
+    advice: str = "Use a narrower band, a network with a larger k, or more samples of the surface.",
 ) -> Patches:
     """Patches that cover a band.
 
@@ -104,7 +99,7 @@ def cover(
     rim (n,) bool: its outer nodes. spacing: how far beyond a patch's box the flood places the next ones, and margin:
     by how much boxes are dilated, both as shares of the box's sides; spacing < margin.
     The flood runs on the CPU, wherever the band is. Raises InputError, with the number of uncovered nodes, where
-    patches of k nodes do not cover the band.
+    patches of k nodes do not cover the band; `advice` ends the sentence.
     """
     xyz, points = (v.detach().double().cpu().numpy() for v in (positions, surface.points))
     label, node_label = component.cpu().numpy(), node_component.cpu().numpy()
@@ -123,8 +118,7 @@ def cover(
     missing = len(positions) - len(torch.unique(node))
     if missing:
         raise InputError(
-            f"{missing} of {len(positions)} band nodes are in no patch of {k} nodes; use a narrower band, a network "
-            "with a larger k, or more samples of the surface."
+            f"{missing} of {len(positions)} band nodes are in no patch of {k} nodes. {advice}"
         )
     box = positions[node]
     low, high = box.amin(1), box.amax(1)
@@ -201,7 +195,7 @@ def samples_in_boxes(points: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor,
     Samples are binned and sorted by bin, so that the bins of a box that follow each other in the last coordinate are
     one range of samples; every range is checked exactly.
     """
-    cell = BOX_CELL * float((high - low).mean())
+    cell = max(BOX_CELL * float((high - low).mean()), 1e-6 * float((points.amax(0) - points.amin(0)).max()))
     origin = points.amin(0)
     bins = torch.floor((points - origin) / cell).long()
     shape = bins.amax(0) + 1
@@ -234,6 +228,13 @@ def coverage_warning(radius: float, spacing: float, k: int) -> str | None:
     enough = math.ceil(4 * math.pi / 3 * (radius / spacing) ** 3)
     return (
         f"A band of radius {radius:.3g} breaks the coverage condition: patches of {k} nodes at spacing {spacing:g} "
-        f"reach {reach:.3g}; use a radius of at most that, a spacing of at least {spacing * radius / reach:.3g}, or a "
+        f"reach {_rounded(reach, math.floor):g}; use a radius of at most that, a spacing of at least "
+        f"{_rounded(spacing * radius / reach, math.ceil):g}, or a "
         f"network with k = {enough}."
     )
+
+
+def _rounded(x: float, towards: Callable[[float], int]) -> float:
+    """x to three digits, rounded by math.floor or math.ceil."""
+    unit = 10.0 ** (math.floor(math.log10(x)) - 2)
+    return towards(x / unit * (1 + (1e-12 if towards is math.floor else -1e-12))) * unit

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -58,6 +59,8 @@ class TrainingConfig:
         for name in ("steps", "batch", "grids", "validation_grids", "samples", "validate_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must lie between 0 and 2^63, got {self.seed}.")
         if not (self.rate > 0 and self.alpha >= 0 and self.radius > 0):
             raise InputError("rate and radius must be positive and alpha >= 0.")
 
@@ -80,6 +83,8 @@ class Trainer:
     def resumed(cls, path: Path, device: torch.device | str) -> Trainer:
         tensors, metadata = load_tensors(path)
         network = network_from(tensors, metadata, path).to(device)
+        if "step" not in metadata:
+            raise InputError(f"{path} holds a network, not a run to be resumed; start a new run.")
         trainer = cls(network, TrainingConfig(**metadata["training"]), metadata["step"])
         for name, parameter in network.named_parameters():
             moments = {key: tensors[f"adam.{key}.{name}"].to(device) for key in MOMENTS}
@@ -97,7 +102,7 @@ class Trainer:
         """One step; its losses."""
         rank, processes = _place()
         config = self.config
-        generator = torch.Generator().manual_seed((config.seed << 32) + self.step)
+        generator = torch.Generator().manual_seed(_mixed(config.seed, self.step))
         which = torch.randint(len(data), (config.batch,), generator=generator)
         # Each process draws for all, so that the batch is the same however many share it.
         batch = draw(data, which, config.samples, generator)
@@ -154,7 +159,7 @@ def train(
     """
     folder = Path(folder)
     with _processes(device) as device:
-        rank, _ = _place()
+        rank, processes = _place()
         path = folder / RESUME
         if resume:
             if network is not None or config is not None:
@@ -163,6 +168,8 @@ def train(
         else:
             trainer = Trainer.fresh(network or NetworkConfig(), config or TrainingConfig(), device)
         config, shape = trainer.config, trainer.network.config
+        if config.batch < processes:
+            raise InputError(f"A batch of {config.batch} cannot be shared by {processes} processes; use a larger one.")
         radius = config.radius * shape.spacing
         data = patch_data(surface, shape, radius=radius, grids=config.grids, seed=config.seed).to(device)
         held = patch_data(held_out, shape, radius=radius, grids=config.validation_grids, seed=config.seed).to(device)
@@ -189,6 +196,11 @@ def train(
 def _log(path: Path, line: dict[str, Any], fresh: bool) -> None:
     with path.open("w" if fresh else "a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def _mixed(seed: int, step: int) -> int:
+    """A seed for one step: torch's generator keeps the low 32 bits only, which must depend on both."""
+    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
 
 
 # Several processes

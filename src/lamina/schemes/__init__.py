@@ -10,6 +10,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.progress import Update
 from lamina.schemes.base import Scheme
 from lamina.schemes.coupled import Coupled
+from lamina.schemes.learned import LearnedCoupled
 from lamina.schemes.shell import CUBIC_RADIUS, Shell
 from lamina.schemes.trace import Trace, cut_surface
 from lamina.sizing import DEFAULT_CELLS, THIN_SHARE, extent, thin_share
@@ -49,6 +50,10 @@ def choose_scheme(
         if order == 4:
             raise InputError(f'scheme="{scheme}" is of order 2; use order=2, or scheme="coupled" for order 4.')
         return why, scheme, 2
+    if extension == "attention":
+        if order == 4:
+            raise InputError('extension="attention" is of order 2 at most; use order=2, or another extension.')
+        return why, scheme, 2
     if order is None:
         order = 4 if surface.representation in SMOOTH else 2
     return why, scheme, order
@@ -69,17 +74,19 @@ def build_scheme(
 
     attention: how to make the learned extension, where that is wanted. radius, readout: of the shell scheme.
     """
-    if scheme == "coupled":
+    if scheme == "coupled" and attention is None:
         return Coupled(geometry, lattice, order, update), []
-    if scheme == "shell":
-        return _shell(geometry, lattice, update, attention, radius, readout)
+    if scheme in ("coupled", "shell"):
+        made = Shell if scheme == "shell" else LearnedCoupled
+        return _on_shell(made, geometry, lattice, update, attention, radius, readout)
     update(0.0, "cutting cells")
     cut = cut_surface(geometry, lattice)
     update(0.5, "assembling")
     return Trace(cut), []
 
 
-def _shell(
+def _on_shell(
+    made: type[Shell],
     geometry: Surface,
     lattice: Lattice,
     update: Update,
@@ -98,8 +105,8 @@ def _shell(
     band = Band.build(geometry, lattice, radius)
     if attention is None:
         E = interpolation_matrix(band, band.feet.points, band.component, Lines.NONE)
-        return Shell(band, E, False, geometry.component_count, update, readout=readout), []
+        return made(band, E, False, geometry.component_count, update, readout=readout), []
     band, samples = sampled_band(geometry, band, radius)
     learned = attention_extension(band, radius, samples, attention, update)
-    shell = Shell(band, learned.matrix, True, geometry.component_count, update, readout=readout)
+    shell = made(band, learned.matrix, True, geometry.component_count, update, readout=readout)
     return shell, learned.warnings
