@@ -1,6 +1,6 @@
 """What the paper's operator does: the shell scheme with the attention network, held to the paper's own figures.
 
-    LAMINA_DATA=FOLDER python benchmarks/attention.py [--parts sphere apple held_out heat rigid assembly tolerance coupled]
+    LAMINA_DATA=FOLDER python benchmarks/attention.py [--parts sphere apple held_out heat rigid assembly ...]
     PYTHONPATH=src python benchmarks/attention.py --parts assembly heat --device cuda
 
 sphere     Poisson at 1k, 10k, 100k samples; the paper: NMAE 1.24e-2, 1.33e-2, 1.32e-2
@@ -192,7 +192,7 @@ class Moved:
         return self.fn(s) @ self.turn.T.to(s) + self.shift.to(s)
 
 
-def rigid(device: str, motions: int = 8) -> list[Row]:
+def rigid(device: str, motions: int = 5) -> list[Row]:
     """RMS over the surface of the spread (standard deviation) of the solution over random motions, over its range."""
     semi = torch.tensor([1.0, 0.8, 0.6], dtype=torch.float64)
     maps = {

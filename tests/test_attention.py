@@ -419,9 +419,27 @@ def test_trace_is_refused_with_the_learned_extension():
             lamina.Domain(SPHERE, SPACING, extension=extension, scheme="trace")
 
 
-def test_coupled_is_refused_with_the_learned_extension():
-    with pytest.raises(InputError, match="shell"):
-        lamina.Domain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled")
+def test_the_coupled_scheme_takes_the_learned_extension():
+    """A u = E (L u + gamma u) - gamma u, solved to its tolerance; E is a diffusion, so u comes out too small."""
+    domain = lamina.Domain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled")
+    assert (domain.scheme.name, domain.extension, domain.order) == ("coupled", "attention", 2)
+    scheme = domain.scheme
+    v = torch.sin(torch.arange(scheme.unknowns, dtype=torch.float64))
+    gamma = 2 / SPACING**2
+    by_hand = scheme.E @ (gamma * v - scheme.K @ v) - gamma * v
+    torch.testing.assert_close(scheme.apply(v), by_hand)
+    u = lamina.poisson(domain, lambda x: -6 * x[:, 0] * x[:, 1])
+    exact = domain.points[:, 0] * domain.points[:, 1]
+    assert u.residual <= 1e-8
+    assert float(torch.corrcoef(torch.stack([u.values, exact]))[0, 1]) > 0.95
+    assert 0.05 < float((u.values @ exact) / (exact @ exact)) < 0.95
+    shifted = scheme.solve(v, 3.0, tolerance=1e-8).solution
+    torch.testing.assert_close(scheme.apply(shifted) - 3.0 * shifted, v, atol=1e-6, rtol=1e-6)
+
+
+def test_the_learned_extension_has_order_two_at_most():
+    with pytest.raises(InputError, match="order 2"):
+        lamina.Domain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled", order=4)
 
 
 @pytest.mark.parametrize("options", [{"band_radius": 0.3}, {"readout": "rbf"}])

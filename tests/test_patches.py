@@ -22,6 +22,7 @@ from lamina.learn.patches import (
     coverage_radius,
     coverage_warning,
     localise,
+    safe_radius,
     samples_in_boxes,
 )
 from lamina.surfaces.icosphere import icosphere
@@ -326,3 +327,14 @@ def test_features_stand_side_by_side_in_the_order_named():
     local = localise(example_patches("ellipsoid"), band.lattice.position(band.ijk), surface.features(), 1.0)
     assert torch.equal(local.features(("normals", "curvatures")), torch.cat([local.normals, local.curvatures], 1))
     assert local.features(()).shape == (len(local.points), 0)
+
+
+@pytest.mark.parametrize("k", [60, 150, 400])
+def test_a_band_of_the_safe_radius_is_covered_wherever_the_lattice_lies(k):
+    assert safe_radius(400) == 4.5
+    for seed in range(6):
+        shift = torch.rand(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        surface = lamina.Ellipsoid()
+        band = Band.build(surface, Lattice(0.1 * shift, 0.1), 0.1 * safe_radius(k))
+        band, samples = sampled_band(surface, band, 0.1 * safe_radius(k))
+        cover_band(band, 0.1 * safe_radius(k), samples, k, 0.27, 0.5)  # raises where it is not

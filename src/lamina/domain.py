@@ -31,7 +31,8 @@ class Domain:
     extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "attention" (the
     network of the CVPR 2026 paper; an Attention object instead changes its settings) or "auto".
     scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts), "shell" (the paper's) or "auto".
-    band_radius, readout ("interpolation" or "rbf"): of the shell scheme; the radius is 4.5 dx unless given.
+    band_radius, readout ("interpolation" or "rbf"): of the shell scheme and the learned extension; the
+    radius is 4.5 dx unless given, or what the patches of a network cover.
     device, dtype: where and how to compute, float64 unless said otherwise.
     show_progress: True, False, or None for "when stderr is a terminal".
 
@@ -74,7 +75,7 @@ class Domain:
         self.surface = _moved(surface, device, dtype)
         self.geometry, self.extension = geometry_for(self.surface, extension)
         self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, order, spacing, extension)
-        if scheme != "shell" and (band_radius is not None or readout != "interpolation"):
+        if scheme != "shell" and attention is None and (band_radius is not None or readout != "interpolation"):
             raise InputError(f'band_radius and readout belong to scheme="shell"; this is {scheme}.')
         if nodes is not None:
             spacing = spacing_for_nodes(self.surface, nodes, scheme)

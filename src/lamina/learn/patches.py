@@ -220,6 +220,17 @@ def coverage_radius(k: int, spacing: float) -> float:
     return spacing * (3 * k / (4 * math.pi)) ** (1 / 3)
 
 
+def safe_radius(k: int) -> float:
+    """Radius of a band, over dx, that patches of k nodes are sure to cover: 4.5 for 400 nodes.
+
+    A ball of radius r dx holds 4 pi r^3 / 3 nodes, give or take 4 r wherever its centre lies on the lattice.
+    """
+    r = (3 * k / (4 * math.pi)) ** (1 / 3)
+    for _ in range(8):
+        r -= (4 * math.pi / 3 * r**3 + 4 * r - k) / (4 * math.pi * r**2 + 4)
+    return math.floor(100 * r) / 100
+
+
 def coverage_warning(radius: float, spacing: float, k: int) -> str | None:
     """A sentence when a band of this radius breaks the coverage condition radius <= dx (3k / 4 pi)^(1/3)."""
     reach = coverage_radius(k, spacing)

@@ -7,6 +7,7 @@ from lamina.errors import InputError
 from lamina.extension.attention import Attention, attention_extension, sampled_band
 from lamina.extension.interpolation import Lines, interpolation_matrix
 from lamina.geometry.lattice import Lattice
+from lamina.learn.patches import safe_radius
 from lamina.progress import Update
 from lamina.schemes.base import Scheme
 from lamina.schemes.coupled import Coupled
@@ -19,7 +20,7 @@ from lamina.surfaces.mesh import Mesh
 
 SCHEMES = ("coupled", "trace", "shell")
 ORDERS = (2, 4)
-SHELL_RADIUS = 4.5  # eps / dx unless asked otherwise: as wide as patches of 400 nodes cover
+SHELL_RADIUS = 4.5  # eps / dx unless asked otherwise: that of the learned extension, for comparison
 SMOOTH = ("analytic", "implicit", "spherical map")
 
 
@@ -94,12 +95,13 @@ def _on_shell(
     radius: float | None,
     readout: str,
 ) -> tuple[Scheme, list[str]]:
-    radius = SHELL_RADIUS * lattice.spacing if radius is None else float(radius)
+    default = lattice.spacing * (SHELL_RADIUS if attention is None else safe_radius(attention.network().config.k))
+    radius = default if radius is None else float(radius)
     least = CUBIC_RADIUS if attention is None else 3**0.5
     if not radius >= least * lattice.spacing * (1 - 1e-9):
         raise InputError(
             f"band_radius {radius:g} is too small for stencils of spacing {lattice.spacing:g}; use at least "
-            f"{least * lattice.spacing:.3g}, or leave it out for {SHELL_RADIUS * lattice.spacing:.3g}."
+            f"{least * lattice.spacing:.3g}, or leave it out for {default:.3g}."
         )
     update(0.0, "closest points")
     band = Band.build(geometry, lattice, radius)
