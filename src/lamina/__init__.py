@@ -12,6 +12,7 @@ import warnings as _warnings
 
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
+from lamina.extension.attention import Attention
 from lamina.pde.eigen import Eigenmodes, eigenmodes
 from lamina.pde.heat import heat
 from lamina.pde.poisson import poisson
@@ -31,6 +32,7 @@ _warnings.filterwarnings("ignore", message="Sparse invariant checks are implicit
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attention",
     "Domain",
     "Eigenmodes",
     "Ellipsoid",

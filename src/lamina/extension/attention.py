@@ -31,6 +31,7 @@ from lamina.progress import Update
 from lamina.surfaces.base import Surface
 
 SAMPLED = 0.5  # feet of nodes within so many dx are samples, about one for every dx^2
+MOST_SAMPLES = 1024  # of a patch; the network takes means over them, which more would not change
 KERNELS = ("gaussian", "exponential")
 SIDE = {"cpu": 24, "cuda": 48}  # nodes along the side of the blocks of rows that are assembled together
 ENTRIES = {"cpu": 2**24, "cuda": 2**27}  # of what is made on the way
@@ -148,6 +149,7 @@ def attention_extension(
     positions = band.lattice.position(band.ijk)
     surface = samples.features
     patches = cover_band(band, radius, samples, network.config.k, options.patch_spacing, options.margin)
+    patches = patches.thinned(MOST_SAMPLES)
     blend = blend_weights(patches, len(band), options.kernel, options.temperature, trained / dx)
     matrix = assemble(network, patches, positions, surface, blend, band.ijk, trained / dx, options.tolerance, update)
     return LearnedExtension(_rows_to_one(matrix.to(positions.dtype)), patches, [warning] if warning else [])

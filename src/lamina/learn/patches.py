@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,6 +38,15 @@ class Patches:
 
     def __len__(self) -> int:
         return len(self.centres)
+
+    def thinned(self, most: int) -> Patches:
+        """The same with at most so many samples a patch, evenly picked from its list."""
+        count = torch.bincount(self.patch, minlength=len(self))
+        wanted = count.clamp(max=most)
+        number, patch = expand(torch.zeros_like(wanted), wanted)
+        first = (torch.cumsum(count, 0) - count)[patch]
+        place = first + torch.div(number * count[patch], wanted[patch], rounding_mode="floor")
+        return replace(self, samples=self.samples[place], patch=patch)
 
     def take(self, first: int, last: int) -> Patches:
         """Patches first ... last - 1."""

@@ -1,73 +1,41 @@
-"""The command line: lamina solve, info, train, fit."""
+"""lamina solve, lamina info."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lamina.errors import InputError, SolveError
-
-app = typer.Typer(
-    help="Partial differential equations on surfaces: meshes, point clouds, implicit functions, built-in shapes.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    epilog='Example: lamina solve poisson sphere --rhs "-6*x*y" --exact "x*y" --spacing 0.05',
+from lamina.cli.options import (
+    As,
+    BandRadius,
+    Device,
+    DeviceOpt,
+    DType,
+    Exact,
+    Extension,
+    Form,
+    Json,
+    Nodes,
+    Noise,
+    Order,
+    Out,
+    Precision,
+    Readout,
+    Samples,
+    Scheme,
+    Seed,
+    Spacing,
+    SurfaceArg,
+    Weights,
+    print_facts,
 )
+from lamina.errors import InputError
+
 solve = typer.Typer(help="Solve a PDE on a surface.", no_args_is_help=True)
-app.add_typer(solve, name="solve")
-fit = typer.Typer(help="Fit a neural representation to a surface.", no_args_is_help=True)
-app.add_typer(fit, name="fit")
-
-
-class Device(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Form(StrEnum):
-    points = "points"
-
-
-class Precision(StrEnum):
-    float32 = "float32"
-    float64 = "float64"
-
-
-SurfaceArg = Annotated[
-    str,
-    typer.Argument(help="A file (OBJ, PLY, STL, OFF, GLB, XYZ, NPZ) or sphere, torus, ellipsoid, spike, starfruit."),
-]
-Exact = Annotated[
-    str | None, typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.")
-]
-Spacing = Annotated[float | None, typer.Option(help="Grid spacing; by default chosen from the shape.")]
-Nodes = Annotated[int | None, typer.Option(help="About how many grid nodes, instead of a spacing.")]
-Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.")]
-Extension = Annotated[str, typer.Option(help="auto, closest-point, jet or attention (the paper's network).")]
-Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).")]
-Weights = Annotated[Path | None, typer.Option(help="With --extension attention: weights other than those shipped.")]
-BandRadius = Annotated[
-    float | None, typer.Option(help="With --scheme shell: radius of the band; by default 4.5 spacings.")
-]
-Readout = Annotated[str, typer.Option(help="With --scheme shell: interpolation or rbf.")]
-As = Annotated[Form | None, typer.Option("--as", help="Sample the surface first and solve on the samples.")]
-Samples = Annotated[int, typer.Option(help="With --as points: how many samples.")]
-Noise = Annotated[
-    float, typer.Option(help="With --as points: standard deviation of the noise added to each coordinate.")
-]
-Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.")]
-DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
-DType = Annotated[Precision, typer.Option(help="Precision.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for solution.ply, solution.png, report.json.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
 @solve.command("poisson")
@@ -165,7 +133,6 @@ def solve_heat(
     run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method})
 
 
-@app.command()
 def info(surface: SurfaceArg, json_: Json = False) -> None:
     """Say what a surface is: representation, size, area, parts, thickness, the spacing lamina would use."""
     from lamina.schemes import choose_scheme
@@ -176,95 +143,7 @@ def info(surface: SurfaceArg, json_: Json = False) -> None:
     why, scheme, order = choose_scheme(shape, "auto", None, None)
     facts = describe(shape) | {"scheme": scheme, "scheme_reason": why, "order": order}
     facts |= {"default_spacing": choose_spacing(shape, scheme), "notes": shape.notes}
-    _print_facts(facts, json_)
-
-
-@app.command()
-def train(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.")],
-    surface: Annotated[str, typer.Option(help="Surface to train on: a fitted SNS, another file, or a name.")] = "spike",
-    held_out: Annotated[str, typer.Option(help="Surface to validate on.")] = "starfruit",
-    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 10000,
-    batch: Annotated[int, typer.Option(help="Patches a step.")] = 256,
-    rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 3e-3,
-    alpha: Annotated[float, typer.Option(help="Weight of the normal-consistency loss.")] = 1e-2,
-    grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.")] = 4,
-    samples: Annotated[int, typer.Option(help="Surface samples a patch and step.")] = 256,
-    validate_every: Annotated[int, typer.Option(help="Steps between validations and checkpoints.")] = 1000,
-    k: Annotated[int, typer.Option(help="Band nodes of a patch.")] = 400,
-    width: Annotated[int, typer.Option(help="Width of the networks.")] = 64,
-    depth: Annotated[int, typer.Option(help="Linear layers of each network.")] = 2,
-    activation: Annotated[str, typer.Option(help="relu, silu, gelu or tanh.")] = "relu",
-    features: Annotated[str, typer.Option(help="Any of points,normals,curvatures; none for none.")] = "points,normals",
-    strength: Annotated[float, typer.Option(help="First value of lambda.")] = 1.0,
-    fixed_strength: Annotated[bool, typer.Option("--fixed-strength", help="Do not train lambda.")] = False,
-    spacing: Annotated[float, typer.Option(help="Grid spacing of the training data.")] = 0.05,
-    radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.")] = 4.5,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint and settings.")] = False,
-    stop_after: Annotated[int | None, typer.Option(help="Stop after this step, to go on later.")] = None,
-    device: DeviceOpt = Device.cpu,
-    json_: Json = False,
-) -> None:
-    """Train the paper's attention network on patches of a surface; torchrun shares the work among processes."""
-    from lamina.learn.checkpoint import load_tensors
-    from lamina.learn.network import NetworkConfig
-    from lamina.learn.training import RESUME, TrainingConfig
-    from lamina.learn.training import train as run
-    from lamina.progress import progress
-    from lamina.surfaces.files import load
-
-    chosen = () if features == "none" else tuple(f.strip() for f in features.split(","))
-    shape = NetworkConfig(k, width, depth, activation, chosen, strength, not fixed_strength, spacing)
-    plan = TrainingConfig(
-        steps=steps, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
-        validate_every=validate_every, seed=seed,
-    )  # fmt: skip
-    if resume:
-        steps = load_tensors(out / RESUME)[1].get("training", {}).get("steps", steps)
-    last: dict[str, Any] = {}
-    first = os.environ.get("RANK", "0") == "0"  # one of several processes speaks for all
-    with progress("training", False if json_ or not first else None) as update:
-
-        def report(step: int, figures: dict[str, float]) -> None:
-            last.update({"step": step, **figures})
-            held = f"held-out error {last['held_out_mse']:.3g}" if "held_out_mse" in last else ""
-            update(step / steps, f"step {step}  {held}")
-
-        run(
-            load(surface), load(held_out), out, None if resume else shape, None if resume else plan,
-            device=device.value, resume=resume, stop_after=stop_after, report=report,
-        )  # fmt: skip
-    if first:
-        _print_facts({"out": str(out), **last}, json_)
-
-
-@fit.command("sns")
-def fit_spherical(
-    surface: SurfaceArg,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the network, .safetensors.")],
-    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 4000,
-    width: Annotated[int, typer.Option(help="Width of the network.")] = 128,
-    depth: Annotated[int, typer.Option(help="Hidden layers of the network.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    device: DeviceOpt = Device.cpu,
-    json_: Json = False,
-) -> None:
-    """Fit a spherical neural surface, a network from the sphere to space, to a closed surface of genus 0."""
-    from lamina.learn.sns import SNSConfig, fit_error, fit_sns, save_sns, sphere_target
-    from lamina.progress import progress
-    from lamina.surfaces.files import load
-
-    start = time.perf_counter()
-    target = sphere_target(load(surface))
-    with progress("fitting", False if json_ else None) as update:
-        config = SNSConfig(width=width, depth=depth)
-        model = fit_sns(target, config, steps=steps, seed=seed, device=device.value, report=update)
-    seconds = time.perf_counter() - start
-    save_sns(out, model)
-    error = fit_error(model.to("cpu"), target)
-    facts = {"position_error": error.position, "largest_error": error.worst, "normal_error_degrees": error.normal}
-    _print_facts({"out": str(out), "steps": steps, "seconds": seconds, **facts}, json_)
+    print_facts(facts, json_)
 
 
 class _Run:
@@ -333,7 +212,7 @@ class _Run:
         report = {"problem": self.problem, **asked, **u.report(), "seconds": self.seconds, **self.errors}
         if self.out is not None:
             report["files"] = [str(p) for p in self._write(u, report)]
-        _print_facts(report, self.as_json)
+        print_facts(report, self.as_json)
 
     def _write(self, u: Any, report: dict[str, Any]) -> list[Path]:
         from lamina.export import atomic_write
@@ -363,30 +242,3 @@ def sampled(surface: Any, samples: int, noise: float, seed: int):
     generator = torch.Generator().manual_seed(seed + 1)
     shift = noise * torch.randn(drawn.points.shape, generator=generator, dtype=torch.float64)
     return PointCloud(drawn.points + shift.to(drawn.points), name=f"noisy {surface.name} samples")
-
-
-def _print_facts(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(facts))
-        return
-    width = max(len(k) for k in facts)
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{k} {v:.3g}" for k, v in value.items())
-        elif isinstance(value, float):
-            value = f"{value:.6g}"
-        elif isinstance(value, list):
-            value = f"\n{' ' * (width + 2)}".join(str(v) for v in value) or "none"
-        print(f"{key:<{width}}  {value}")
-
-
-def main() -> None:
-    """Run the program; bad input exits with 2, a failed solve with 1, each with one sentence on stderr."""
-    try:
-        app()
-    except InputError as error:
-        print(f"lamina: {error}", file=sys.stderr)
-        sys.exit(2)
-    except SolveError as error:
-        print(f"lamina: {error}", file=sys.stderr)
-        sys.exit(1)

@@ -1,0 +1,101 @@
+"""lamina train, lamina fit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lamina.cli.options import Device, DeviceOpt, Json, SurfaceArg, print_facts
+
+fit = typer.Typer(help="Fit a neural representation to a surface.", no_args_is_help=True)
+
+
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.")],
+    surface: Annotated[str, typer.Option(help="Surface to train on: a fitted SNS, another file, or a name.")] = "spike",
+    held_out: Annotated[str, typer.Option(help="Surface to validate on.")] = "starfruit",
+    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 10000,
+    batch: Annotated[int, typer.Option(help="Patches a step.")] = 256,
+    rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 3e-3,
+    alpha: Annotated[float, typer.Option(help="Weight of the normal-consistency loss.")] = 1e-2,
+    grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.")] = 4,
+    samples: Annotated[int, typer.Option(help="Surface samples a patch and step.")] = 256,
+    validate_every: Annotated[int, typer.Option(help="Steps between validations and checkpoints.")] = 1000,
+    k: Annotated[int, typer.Option(help="Band nodes of a patch.")] = 400,
+    width: Annotated[int, typer.Option(help="Width of the networks.")] = 64,
+    depth: Annotated[int, typer.Option(help="Linear layers of each network.")] = 2,
+    activation: Annotated[str, typer.Option(help="relu, silu, gelu or tanh.")] = "relu",
+    features: Annotated[str, typer.Option(help="Any of points,normals,curvatures; none for none.")] = "points,normals",
+    strength: Annotated[float, typer.Option(help="First value of lambda.")] = 1.0,
+    fixed_strength: Annotated[bool, typer.Option("--fixed-strength", help="Do not train lambda.")] = False,
+    spacing: Annotated[float, typer.Option(help="Grid spacing of the training data.")] = 0.05,
+    radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.")] = 4.5,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint and settings.")] = False,
+    stop_after: Annotated[int | None, typer.Option(help="Stop after this step, to go on later.")] = None,
+    device: DeviceOpt = Device.cpu,
+    json_: Json = False,
+) -> None:
+    """Train the paper's attention network on patches of a surface; torchrun shares the work among processes."""
+    from lamina.learn.checkpoint import load_tensors
+    from lamina.learn.network import NetworkConfig
+    from lamina.learn.training import RESUME, TrainingConfig
+    from lamina.learn.training import train as run
+    from lamina.progress import progress
+    from lamina.surfaces.files import load
+
+    chosen = () if features == "none" else tuple(f.strip() for f in features.split(","))
+    shape = NetworkConfig(k, width, depth, activation, chosen, strength, not fixed_strength, spacing)
+    plan = TrainingConfig(
+        steps=steps, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
+        validate_every=validate_every, seed=seed,
+    )  # fmt: skip
+    if resume:
+        steps = load_tensors(out / RESUME)[1].get("training", {}).get("steps", steps)
+    last: dict[str, Any] = {}
+    first = os.environ.get("RANK", "0") == "0"  # one of several processes speaks for all
+    with progress("training", False if json_ or not first else None) as update:
+
+        def report(step: int, figures: dict[str, float]) -> None:
+            last.update({"step": step, **figures})
+            held = f"held-out error {last['held_out_mse']:.3g}" if "held_out_mse" in last else ""
+            update(step / steps, f"step {step}  {held}")
+
+        run(
+            load(surface), load(held_out), out, None if resume else shape, None if resume else plan,
+            device=device.value, resume=resume, stop_after=stop_after, report=report,
+        )  # fmt: skip
+    if first:
+        print_facts({"out": str(out), **last}, json_)
+
+
+@fit.command("sns")
+def fit_spherical(
+    surface: SurfaceArg,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the network, .safetensors.")],
+    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 4000,
+    width: Annotated[int, typer.Option(help="Width of the network.")] = 128,
+    depth: Annotated[int, typer.Option(help="Hidden layers of the network.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    device: DeviceOpt = Device.cpu,
+    json_: Json = False,
+) -> None:
+    """Fit a spherical neural surface, a network from the sphere to space, to a closed surface of genus 0."""
+    from lamina.learn.sns import SNSConfig, fit_error, fit_sns, save_sns, sphere_target
+    from lamina.progress import progress
+    from lamina.surfaces.files import load
+
+    start = time.perf_counter()
+    target = sphere_target(load(surface))
+    with progress("fitting", False if json_ else None) as update:
+        config = SNSConfig(width=width, depth=depth)
+        model = fit_sns(target, config, steps=steps, seed=seed, device=device.value, report=update)
+    seconds = time.perf_counter() - start
+    save_sns(out, model)
+    error = fit_error(model.to("cpu"), target)
+    facts = {"position_error": error.position, "largest_error": error.worst, "normal_error_degrees": error.normal}
+    print_facts({"out": str(out), "steps": steps, "seconds": seconds, **facts}, json_)

@@ -1,0 +1,68 @@
+"""Options that several commands have, and how their results are printed."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Form(StrEnum):
+    points = "points"
+
+
+class Precision(StrEnum):
+    float32 = "float32"
+    float64 = "float64"
+
+
+SurfaceArg = Annotated[
+    str,
+    typer.Argument(help="A file (OBJ, PLY, STL, OFF, GLB, XYZ, NPZ, a fitted SNS) or sphere, torus, ellipsoid, spike, starfruit."),
+]
+Exact = Annotated[
+    str | None, typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.")
+]
+Spacing = Annotated[float | None, typer.Option(help="Grid spacing; by default chosen from the shape.")]
+Nodes = Annotated[int | None, typer.Option(help="About how many grid nodes, instead of a spacing.")]
+Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.")]
+Extension = Annotated[str, typer.Option(help="auto, closest-point, jet or attention (the paper's network).")]
+Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).")]
+Weights = Annotated[Path | None, typer.Option(help="With --extension attention: weights other than those shipped.")]
+BandRadius = Annotated[
+    float | None, typer.Option(help="With --scheme shell: radius of the band; by default 4.5 spacings.")
+]
+Readout = Annotated[str, typer.Option(help="With --scheme shell: interpolation or rbf.")]
+As = Annotated[Form | None, typer.Option("--as", help="Sample the surface first and solve on the samples.")]
+Samples = Annotated[int, typer.Option(help="With --as points: how many samples.")]
+Noise = Annotated[
+    float, typer.Option(help="With --as points: standard deviation of the noise added to each coordinate.")
+]
+Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.")]
+DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
+DType = Annotated[Precision, typer.Option(help="Precision.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for solution.ply, solution.png, report.json.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+def print_facts(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(facts))
+        return
+    width = max(len(k) for k in facts)
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k} {v:.3g}" for k, v in value.items())
+        elif isinstance(value, float):
+            value = f"{value:.6g}"
+        elif isinstance(value, list):
+            value = f"\n{' ' * (width + 2)}".join(str(v) for v in value) or "none"
+        print(f"{key:<{width}}  {value}")
