@@ -26,7 +26,9 @@ class Precision(StrEnum):
 
 SurfaceArg = Annotated[
     str,
-    typer.Argument(help="A file (OBJ, PLY, STL, OFF, GLB, XYZ, NPZ, a fitted SNS) or sphere, torus, ellipsoid, spike, starfruit."),
+    typer.Argument(
+        help="A file (OBJ, PLY, STL, OFF, GLB, XYZ, NPZ, fitted SNS) or sphere, torus, ellipsoid, spike, starfruit."
+    ),
 ]
 Exact = Annotated[
     str | None, typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.")
