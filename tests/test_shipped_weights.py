@@ -116,3 +116,13 @@ def test_other_weights_are_taken_from_a_file(tmp_path):
     other = lamina.Domain(lamina.Sphere(), 0.2, extension=Attention(path))
     own = lamina.Domain(lamina.Sphere(), 0.2, extension="attention")
     assert torch.equal(other.scheme.E.values(), own.scheme.E.values())
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_operator():
+    fields = {}
+    for device in ("cpu", "cuda"):
+        domain = lamina.Domain(lamina.Ellipsoid(), 0.1, extension="attention", device=device)
+        x = domain.scheme.band.lattice.position(domain.scheme.band.ijk)
+        fields[device] = (domain.scheme.E @ torch.sin(3 * x).prod(1)).cpu()
+    torch.testing.assert_close(fields["cuda"], fields["cpu"], atol=1e-4, rtol=1e-4)
