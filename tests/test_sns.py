@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -293,3 +294,18 @@ def test_the_gpu_fits_as_the_cpu_does():
     )
     s, _ = icosphere(2)
     assert (cpu(s) - gpu(s.cuda()).cpu()).abs().max() < 1e-6
+
+
+def test_the_fitted_spike_has_the_normals_and_curvatures_of_the_analytic_one():
+    """The network that the shipped weights were trained on, at the same unit vectors as the formula."""
+    file = Path(__file__).parent.parent / "experiments" / "train_attention" / "spike_sns.safetensors"
+    fitted, exact = lamina.load(file).features(), lamina.spike().features()
+    assert float((fitted.points - exact.points).norm(dim=1).max()) < 1e-3
+    turn = torch.rad2deg(torch.acos((fitted.normals * exact.normals).sum(1).clamp(-1, 1)))
+    assert float(turn.square().mean().sqrt()) < 0.3
+    error, size = fitted.curvatures - exact.curvatures, exact.curvatures
+    assert float(error.square().mean().sqrt() / size.square().mean().sqrt()) < 0.03
+    clear = exact.curvatures[:, 0] - exact.curvatures[:, 1] > 1  # elsewhere directions are badly determined
+    along = (fitted.frames[clear, 1] * exact.frames[clear, 1]).sum(1).abs().clamp(max=1)
+    assert clear.double().mean() > 0.9
+    assert float(torch.rad2deg(torch.acos(along)).median()) < 0.5
