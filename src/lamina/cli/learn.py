@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,17 +84,13 @@ def fit_spherical(
     json_: Json = False,
 ) -> None:
     """Fit a spherical neural surface, a network from the sphere to space, to a closed surface of genus 0."""
-    from lamina.learn.sns import SNSConfig, fit_error, fit_sns, save_sns, sphere_target
+    from lamina.learn.sns import SNSConfig, fit_from_surface, save_sns
     from lamina.progress import progress
     from lamina.surfaces.files import load
 
-    start = time.perf_counter()
-    target = sphere_target(load(surface))
+    config = SNSConfig(width=width, depth=depth)
     with progress("fitting", False if json_ else None) as update:
-        config = SNSConfig(width=width, depth=depth)
-        model = fit_sns(target, config, steps=steps, seed=seed, device=device.value, report=update)
-    seconds = time.perf_counter() - start
-    save_sns(out, model)
-    error = fit_error(model.to("cpu"), target)
-    facts = {"position_error": error.position, "largest_error": error.worst, "normal_error_degrees": error.normal}
-    print_facts({"out": str(out), "steps": steps, "seconds": seconds, **facts}, json_)
+        model, facts = fit_from_surface(
+            load(surface), config, steps=steps, seed=seed, device=device.value, report=update
+        )
+    print_facts({"out": str(save_sns(out, model)), **facts}, json_)

@@ -58,8 +58,8 @@ def sphere_target(surface: Surface | Callable[[Tensor], Tensor]) -> SphereTarget
         return mesh_target(surface)
     if isinstance(surface, Surface) or not callable(surface):
         raise InputError(
-            "A spherical neural surface is fitted to a SphericalMap or to a closed Mesh, not to a "
-            f"{type(surface).__name__}; make a mesh of it first."
+            "A spherical neural surface is fitted to a SphericalMap or a closed Mesh; got "
+            f"{type(surface).__name__}: make a mesh of it first."
         )
     return SphereTarget(surface)
 
