@@ -259,7 +259,7 @@ def test_surfaces_that_are_no_spheres_are_refused_in_words():
         fit_from_surface(lamina.Mesh(vertices, faces[1:]))
     with pytest.raises(InputError, match="has 2"):
         fit_from_surface(lamina.Mesh(torch.cat([vertices, vertices + 9]), torch.cat([faces, faces + len(vertices)])))
-    with pytest.raises(InputError, match="SphericalMap or to a closed Mesh"):
+    with pytest.raises(InputError, match="SphericalMap or a closed Mesh; got Torus"):
         fit_from_surface(torus)
     cigar = icosphere(3)[0] * torch.tensor([1.0, 0.02, 0.02], dtype=torch.float64)
     bent = torch.stack([(4 * cigar[:, 0]).sin(), (4 * cigar[:, 0]).cos() + cigar[:, 1], cigar[:, 2]], 1)
