@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from lamina.device import available
 from lamina.errors import InputError
 from lamina.extension import geometry_for
 from lamina.extension.attention import Attention
@@ -17,8 +18,9 @@ from lamina.linear.components import ComponentMean
 from lamina.progress import progress
 from lamina.quadrature import Quadrature
 from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
+from lamina.schemes.shell import READOUTS
 from lamina.schemes.trace import Trace, cut_surface
-from lamina.sizing import check_memory, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
+from lamina.sizing import check_memory, check_positive, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
 from lamina.surfaces.base import ClosestPoints, Surface
 
 
@@ -64,6 +66,10 @@ class Domain:
             raise InputError(f"order must be one of {ORDERS}, got {order!r}.")
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
+        if readout not in READOUTS:
+            raise InputError(f"Unknown readout {readout!r}; known: {', '.join(READOUTS)}.")
+        if band_radius is not None:
+            check_positive("band_radius", band_radius)
         if spacing is not None and nodes is not None:
             raise InputError("Give spacing or nodes, not both.")
         if spacing is not None:
@@ -82,7 +88,8 @@ class Domain:
         if spacing is None:
             spacing = choose_spacing(self.surface, scheme)
         self.spacing = check_spacing(self.surface, spacing)
-        check_memory(self.surface, self.spacing, scheme, dtype, self.extension)
+        self._clearance = None if band_radius is None else band_radius / self.spacing
+        check_memory(self.surface, self.spacing, scheme, dtype, self.extension, self._clearance)
         built = time.perf_counter()
         origin = self.geometry.bounds.mean(0)
         if scheme == "trace":
@@ -120,7 +127,7 @@ class Domain:
     @cached_property
     def warnings(self) -> list[str]:
         """What the user should know about the surface and the grid, one sentence each."""
-        thin = thin_warning(self.surface, self.spacing, self.scheme.name)
+        thin = thin_warning(self.surface, self.spacing, self.scheme.name, self._clearance)
         return [*self.geometry.notes, *self._scheme_warnings, *([thin] if thin else [])]
 
     @cached_property
@@ -161,7 +168,7 @@ class Domain:
                 )
             _require_finite(values, name)
             return lambda x: self.surface.interpolate(values, x)
-        function = data
+        function, ambient = data, self.extension == "attention"
 
         def checked(x: Tensor) -> Tensor:
             values = function(x)
@@ -171,7 +178,8 @@ class Domain:
                     f"{name} returned {shape} for {len(x)} points; expected a tensor of shape ({len(x)},)."
                 )
             values = values.to(x.dtype)
-            _require_finite(values, name)
+            off = 'on the band around the surface, where extension="attention" takes functions' if ambient else ""
+            _require_finite(values, name, off)
             return values
 
         return checked
@@ -203,15 +211,15 @@ class Domain:
 
 
 def _moved(surface: Surface, device: torch.device | str, dtype: torch.dtype) -> Surface:
-    device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError('device "cuda" was asked for but torch sees no CUDA device; use device="cpu".')
+    device = available(device)
     if device.type == surface.points.device.type and dtype == surface.points.dtype:
         return surface
     return surface.to(device, dtype)
 
 
-def _require_finite(values: Tensor, name: str) -> None:
+def _require_finite(values: Tensor, name: str, where: str = "") -> None:
     bad = int((~torch.isfinite(values)).sum())
     if bad:
-        raise InputError(f"{name} is not finite at {bad} of {len(values)} points on the surface; check it there.")
+        advice = "give its values at domain.points instead" if where else "check it there"
+        where = where or "on the surface"
+        raise InputError(f"{name} is not finite at {bad} of {len(values)} points {where}; {advice}.")

@@ -51,9 +51,13 @@ def estimated_nodes(surface: Surface, spacing: float, scheme: str) -> float:
     return float(surface.areas.sum()) * DENSITY[scheme] / spacing**2
 
 
+def check_positive(name: str, value: float) -> None:
+    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        raise InputError(f"{name} must be a positive number, got {value!r}.")
+
+
 def check_spacing(surface: Surface, spacing: float) -> float:
-    if not (isinstance(spacing, int | float) and math.isfinite(spacing) and spacing > 0):
-        raise InputError(f"spacing must be a positive number, got {spacing!r}.")
+    check_positive("spacing", spacing)
     size = extent(surface)
     if spacing > size / 4:
         raise InputError(
@@ -63,34 +67,43 @@ def check_spacing(surface: Surface, spacing: float) -> float:
     return float(spacing)
 
 
-def check_memory(surface: Surface, spacing: float, scheme: str, dtype: torch.dtype, extension: str = "auto") -> None:
-    """Refuse, before anything is allocated, a grid that would not fit."""
-    nodes = estimated_nodes(surface, spacing, scheme)
+def check_memory(
+    surface: Surface,
+    spacing: float,
+    scheme: str,
+    dtype: torch.dtype,
+    extension: str = "auto",
+    clearance: float | None = None,
+) -> None:
+    """Refuse, before anything is allocated, a grid that would not fit; clearance: the band's radius, over the spacing,
+    where it is not the scheme's own."""
+    nodes = estimated_nodes(surface, spacing, scheme) * (1 if clearance is None else clearance / CLEARANCE[scheme])
     # The learned extension has about a thousand entries a row, whatever the scheme.
     size = max(BYTES[scheme], BYTES.get(extension, 0))
+    most = 2**31 / (1200 if extension == "attention" else 90)
     needed = nodes * size * (1.0 if dtype == torch.float64 else 0.7)
     free = _free_memory(surface.points.device)
-    if needed > free or nodes > 2**31 / 90:
-        fitting = spacing * math.sqrt(max(needed / (0.8 * free), nodes / (2**31 / 90)))
+    if needed > free or nodes > most:
+        fitting = spacing * math.sqrt(max(needed / (0.8 * free), nodes / most))
         raise InputError(
             f"spacing {spacing:g} gives about {nodes:.3g} nodes, which need about {needed:.3g} bytes; "
             f"{free:.3g} bytes are free: use a spacing of at least {fitting:.2g}."
         )
 
 
-def thin_share(surface: Surface, spacing: float, scheme: str) -> float:
+def thin_share(surface: Surface, spacing: float, scheme: str, clearance: float | None = None) -> float:
     """Share of the samples that lie on parts thinner than the scheme resolves at this spacing."""
-    return float((_thickness(surface)[0] < CLEARANCE[scheme] * spacing).mean())
+    return float((_thickness(surface)[0] < (clearance or CLEARANCE[scheme]) * spacing).mean())
 
 
-def thin_warning(surface: Surface, spacing: float, scheme: str) -> str | None:
+def thin_warning(surface: Surface, spacing: float, scheme: str, clearance: float | None = None) -> str | None:
     """A sentence when parts of the shape are thinner than the grid can resolve: where, and what would do."""
-    share = thin_share(surface, spacing, scheme)
+    share = thin_share(surface, spacing, scheme, clearance)
     if share <= THIN_SHARE:
         return None
     radii, points = _thickness(surface)
     where = points[np.argmin(radii)]
-    enough = float(np.quantile(radii, THIN_SHARE, method="lower")) / CLEARANCE[scheme]
+    enough = float(np.quantile(radii, THIN_SHARE, method="lower")) / (clearance or CLEARANCE[scheme])
     step = 10.0 ** (math.floor(math.log10(enough)) - 1)
     enough = math.floor(enough / step) * step  # two digits, rounded down so that they are enough
     return (

@@ -15,8 +15,8 @@ fit = typer.Typer(help="Fit a neural representation to a surface.", no_args_is_h
 
 def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.")],
-    surface: Annotated[str, typer.Option(help="Surface to train on: a fitted SNS, another file, or a name.")] = "spike",
-    held_out: Annotated[str, typer.Option(help="Surface to validate on.")] = "starfruit",
+    surface: Annotated[str | None, typer.Option(help="Surface to train on, a fitted SNS or other; spike.")] = None,
+    held_out: Annotated[str | None, typer.Option(help="Surface to validate on; by default starfruit.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 10000,
     batch: Annotated[int, typer.Option(help="Patches a step.")] = 256,
     rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 3e-3,
@@ -53,8 +53,12 @@ def train(
         steps=steps, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
         validate_every=validate_every, seed=seed,
     )  # fmt: skip
+    before = ("spike", "starfruit")
     if resume:
-        steps = load_tensors(out / RESUME)[1].get("training", {}).get("steps", steps)
+        kept = load_tensors(out / RESUME)[1]
+        steps = kept.get("training", {}).get("steps", steps)
+        before = kept.get("sources") or ("spike", "starfruit")
+    sources = (surface or before[0], held_out or before[1])
     last: dict[str, Any] = {}
     first = os.environ.get("RANK", "0") == "0"  # one of several processes speaks for all
     with progress("training", False if json_ or not first else None) as update:
@@ -65,8 +69,8 @@ def train(
             update(step / steps, f"step {step}  {held}")
 
         run(
-            load(surface), load(held_out), out, None if resume else shape, None if resume else plan,
-            device=device.value, resume=resume, stop_after=stop_after, report=report,
+            load(sources[0]), load(sources[1]), out, None if resume else shape, None if resume else plan,
+            device=device.value, resume=resume, stop_after=stop_after, sources=sources, report=report,
         )  # fmt: skip
     if first:
         print_facts({"out": str(out), **last}, json_)

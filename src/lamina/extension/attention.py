@@ -13,7 +13,8 @@ to sum to one again; docs/attention.md says what that changes.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,9 +61,10 @@ class Attention:
     def __post_init__(self) -> None:
         if self.kernel not in KERNELS:
             raise InputError(f"Unknown kernel {self.kernel!r}; known: {', '.join(KERNELS)}.")
-        for name in ("temperature", "patch_spacing"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}.")
+        for name in ("temperature", "patch_spacing", "margin"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+                raise InputError(f"{name} must be a positive number, got {value!r}.")
         if not 0 <= self.tolerance < 0.01:
             raise InputError(f"tolerance must lie between 0 and 0.01, got {self.tolerance!r}.")
         if not self.margin > self.patch_spacing:
@@ -107,7 +109,11 @@ def sampled_band(surface: Surface, band: Band, radius: float) -> tuple[Band, Sam
         kept, lost = _near(band, radius, samples)
         if lost == 0:
             return band.take(kept), samples
-    rows = (_heights(band) <= SAMPLED * band.spacing).nonzero()[:, 0]
+    height = _heights(band)
+    # The nearest node of a component is one of them, too: of a small part it may be the only one.
+    least = torch.full_like(height[:1], torch.inf).repeat(surface.component_count)
+    least.scatter_reduce_(0, band.component, height, "amin")
+    rows = (height <= least[band.component].clamp_min(SAMPLED * band.spacing)).nonzero()[:, 0]
     points, normals, component = (v[rows] for v in (band.feet.points, band.feet.normals, band.component))
     samples = Samples(from_samples(points, normals, component, slopes=True), component)
     kept, lost = _near(band, radius, samples)
@@ -157,7 +163,6 @@ def attention_extension(
 
 def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: float, margin: float) -> Patches:
     """Patches of k nodes that cover a band of this radius."""
-    advice = coverage_warning(radius, band.spacing, k)
     return cover(
         samples.features,
         samples.component,
@@ -168,7 +173,7 @@ def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: flo
         k=k,
         spacing=spacing,
         margin=margin,
-        **({"advice": advice} if advice else {}),
+        advice=coverage_warning(radius, band.spacing, k),
     )
 
 
@@ -201,8 +206,10 @@ def assemble(
     Block by block of the lattice: the attention of all patches that meet a block, then the rows of its nodes, each
     the sum over the patches that hold the node, in a dense strip as wide as these patches together.
     """
-    surface = surface.to(dtype=torch.float32)
-    positions = positions.float()
+    # Near the origin before digits are dropped.
+    origin = positions.mean(0)
+    surface = replace(surface, points=surface.points - origin).to(dtype=torch.float32)
+    positions = (positions - origin).float()
     n, k = len(positions), patches.nodes.shape[1]
     device = positions.device
     block = _blocks(ijk, SIDE[device.type])

@@ -75,8 +75,8 @@ class PieceTrees:
 
         Where a component has fewer than k points its farthest fills the row.
         """
-        index = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
-        distance = x.new_empty(len(x), k)
+        index = torch.zeros(len(x), k, dtype=torch.int64, device=x.device)
+        distance = x.new_full((len(x), k), torch.inf)  # of a component that has no points
         for c, (members, tree) in enumerate(zip(self.members, self.trees, strict=True)):
             rows = (component == c).nonzero()[:, 0]
             if len(rows) == 0:

@@ -28,14 +28,17 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapp
     from safetensors.torch import save
 
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = save(
         {key: value.detach().cpu().contiguous() for key, value in tensors.items()},
         metadata={KEY: json.dumps(metadata)},  # one entry: safetensors writes several in random order
     )
     draft = path.with_name(path.name + ".part")
-    draft.write_bytes(data)
-    os.replace(draft, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(data)
+        os.replace(draft, path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}.") from error
     return path
 
 

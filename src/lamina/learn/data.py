@@ -13,6 +13,7 @@ from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
 from lamina.learn.network import NetworkConfig
 from lamina.learn.patches import Patches, localise
+from lamina.sizing import check_spacing
 from lamina.surfaces.base import Surface
 
 DEGREE = 5
@@ -59,7 +60,11 @@ def patch_data(
     patch_spacing: float = 0.27,
     margin: float = 0.5,
 ) -> PatchData:
-    """Patches of the band of given radius on `grids` lattices, each with the surface at a random place on it."""
+    """Patches of the band of given radius on `grids` lattices, each with the surface at a random place on it.
+
+    Functions are monomials about the origin: the surface should lie around it and have a size of about 1.
+    """
+    check_spacing(surface, config.spacing)
     generator = torch.Generator().manual_seed(seed)
     parts = []
     for _ in range(grids):

@@ -100,7 +100,7 @@ def cover(
     k: int,
     spacing: float,
     margin: float,
-    advice: str = "Use a narrower band, a network with a larger k, or more samples of the surface.",
+    advice: str | None = None,
 ) -> Patches:
     """Patches that cover a band.
 
@@ -127,7 +127,8 @@ def cover(
     missing = len(positions) - len(torch.unique(node))
     if missing:
         raise InputError(
-            f"{missing} of {len(positions)} band nodes are in no patch of {k} nodes. {advice}"
+            f"{missing} of {len(positions)} band nodes are in no patch of {k} nodes. "
+            + (advice or "Use a narrower band, a network with a larger k, or more samples of the surface.")
         )
     box = positions[node]
     low, high = box.amin(1), box.amax(1)

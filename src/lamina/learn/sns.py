@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina.device import available
 from lamina.errors import InputError
 from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
@@ -132,6 +133,7 @@ def fit_sns(
     aim = target if isinstance(target, SphereTarget) else sphere_target(target)
     if min(steps, batch, pool) < 1:
         raise InputError(f"steps, batch and pool must be at least 1; got {steps}, {batch}, {pool}.")
+    device = available(device)
     generator = torch.Generator().manual_seed(seed)
     where, wanted = _pool(aim, pool, generator)
     model = SphericalNeuralSurface(config, seed=seed)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lamina.device import available
 from lamina.errors import InputError
 from lamina.learn.checkpoint import FORMAT, load_tensors, network_from, save_network, save_tensors
 from lamina.learn.data import PatchData, draw, patch_data, whole
@@ -91,12 +92,12 @@ class Trainer:
             trainer.adam.state[parameter] = {"step": torch.tensor(float(trainer.step)), **moments}
         return trainer
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, **notes: Any) -> None:
         tensors = dict(self.network.state_dict())
         for name, parameter in self.network.named_parameters():
             tensors |= {f"adam.{key}.{name}": self.adam.state[parameter][key] for key in MOMENTS}
-        notes = {"config": self.network.config.as_dict(), "training": asdict(self.config), "step": self.step}
-        save_tensors(path, tensors, {"format": FORMAT, **notes})
+        state = {"config": self.network.config.as_dict(), "training": asdict(self.config), "step": self.step}
+        save_tensors(path, tensors, {"format": FORMAT, **state, **notes})
 
     def advance(self, data: PatchData) -> tuple[Tensor, Tensor]:
         """One step; its losses."""
@@ -149,22 +150,37 @@ def train(
     device: torch.device | str = "cpu",
     resume: bool = False,
     stop_after: int | None = None,
+    sources: tuple[str, str] | None = None,
     report: Report = lambda step, figures: None,
 ) -> AttentionNetwork:
     """Train on patches of a surface, validate on those of another; write checkpoints, log and network to a folder.
 
     resume: go on from the checkpoint in the folder, with its configuration; the result is that of an uninterrupted run
     to the last bit, on the same machine. stop_after: end early, after that step, leaving a checkpoint.
+    sources: where the surfaces came from, kept in the checkpoint.
     report(step, figures) is called after every step, with the losses at every validation.
     """
     folder = Path(folder)
-    with _processes(device) as device:
+    if stop_after is not None and stop_after < 1:
+        raise InputError(f"stop_after must be at least 1, got {stop_after}.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made a folder for the results: {error.strerror or error}.") from error
+    names = {"surface": surface.name, "held_out": held_out.name}
+    with _processes(available(device)) as device:
         rank, processes = _place()
         path = folder / RESUME
         if resume:
             if network is not None or config is not None:
                 raise InputError("A run that is resumed has the configuration of its checkpoint; give none.")
             trainer = Trainer.resumed(path, device)
+            kept = load_tensors(path)[1]
+            if any(kept.get(key, name) != name for key, name in names.items()):
+                raise InputError(
+                    f"The run in {folder} has surfaces {kept['surface']} and {kept['held_out']}; got {surface.name} "
+                    f"and {held_out.name}: resume it with its own."
+                )
         else:
             trainer = Trainer.fresh(network or NetworkConfig(), config or TrainingConfig(), device)
         config, shape = trainer.config, trainer.network.config
@@ -173,7 +189,7 @@ def train(
         radius = config.radius * shape.spacing
         data = patch_data(surface, shape, radius=radius, grids=config.grids, seed=config.seed).to(device)
         held = patch_data(held_out, shape, radius=radius, grids=config.validation_grids, seed=config.seed).to(device)
-        start = time.perf_counter()
+        start, logged = time.perf_counter(), False
         last = config.steps if stop_after is None else min(stop_after, config.steps)
         while trainer.step < last:
             mse, nc = trainer.advance(data)
@@ -184,12 +200,12 @@ def train(
                 figures |= {"held_out_mse": error[0], "held_out_nc": error[1]}
                 figures["seconds"] = round(time.perf_counter() - start, 1)
                 if rank == 0:
-                    trainer.save(path)
-                    _log(folder / LOG, {"step": trainer.step, **figures}, fresh=trainer.step <= config.validate_every)
+                    trainer.save(path, sources=sources, **names)
+                    _log(folder / LOG, {"step": trainer.step, **figures}, fresh=not (resume or logged))
+                    logged = True
             report(trainer.step, figures)
         if rank == 0 and trainer.step == config.steps:
-            notes = {"training": asdict(config), "surface": surface.name, "held_out": held_out.name}
-            save_network(folder / FINAL, trainer.network, **notes)
+            save_network(folder / FINAL, trainer.network, training=asdict(config), **names)
         return trainer.network
 
 

@@ -85,7 +85,7 @@ def default_tolerance(domain: Domain, tolerance: float | None) -> float:
     """
     if tolerance is None:
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
-        return max(1e-8, 0.5 * rounding)
+        return max(1e-8, 2 * rounding)
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
     return tolerance
@@ -96,7 +96,7 @@ def check_convergence(result: KrylovResult, tolerance: float, raise_on_failure: 
         return []
     message = (
         f"The solve stopped at a relative residual of {result.residual:.1e} after {result.iterations} cycles "
-        f"(asked: {tolerance:.0e}); use a smaller spacing, or a larger tolerance."
+        f"(asked: {tolerance:.0e}); use a larger tolerance, a smaller spacing, or double precision."
     )
     if raise_on_failure:
         raise SolveError(message)

@@ -22,6 +22,8 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> t
     Raises InputError when another scheme was asked for, or for a bad diffusivity.
     """
     if not isinstance(domain.scheme, Trace):
+        if domain.extension == "attention":
+            raise InputError(f'{what} is solved without an extension; use a Domain without extension="attention".')
         if domain.scheme_reason == "asked for":
             raise InputError(
                 f'{what} needs the variational scheme and the domain has scheme="{domain.scheme.name}"; '

@@ -45,6 +45,8 @@ def choose_scheme(
             scheme, why = "trace", "parts are too thin for the band of the coupled scheme"
         else:
             scheme, why = "coupled", "smooth, and thick enough for its band"
+    if extension == "attention" and order == 4:
+        raise InputError('extension="attention" is of order 2 at most; use order=2, or another extension.')
     if scheme == "trace" and extension == "attention":
         raise InputError('scheme="trace" has no extension; use scheme="shell" with extension="attention".')
     if scheme != "coupled":
@@ -52,8 +54,6 @@ def choose_scheme(
             raise InputError(f'scheme="{scheme}" is of order 2; use order=2, or scheme="coupled" for order 4.')
         return why, scheme, 2
     if extension == "attention":
-        if order == 4:
-            raise InputError('extension="attention" is of order 2 at most; use order=2, or another extension.')
         return why, scheme, 2
     if order is None:
         order = 4 if surface.representation in SMOOTH else 2
@@ -73,7 +73,7 @@ def build_scheme(
 ) -> tuple[Scheme, list[str]]:
     """The scheme, and what the user should know about it.
 
-    attention: how to make the learned extension, where that is wanted. radius, readout: of the shell scheme.
+    attention: how to make the learned extension, where that is wanted. radius, readout: of the shell's band.
     """
     if scheme == "coupled" and attention is None:
         return Coupled(geometry, lattice, order, update), []
