@@ -557,3 +557,41 @@ def test_published_checkpoint_gives_the_published_extension(data):
     assert correlation(u[::4], theirs["u_band_every4"]) > 0.85
     at_points = scheme.readout(ClosestPoints(points, n, component)) @ u
     assert correlation(at_points, theirs["u_surface"]) > 0.85
+
+
+def test_a_component_smaller_than_a_cell_gets_samples_and_patches():
+    """A cube and a tetrahedron that no node comes within half a spacing of."""
+    corners = torch.tensor([[i, j, k] for i in (0, 2) for j in (0, 2) for k in (0, 2)], dtype=torch.float64)
+    square = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
+    cube = torch.tensor([t for a, b, c, d in square for t in ([a, b, c], [a, c, d])])
+    tip = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.float64)
+    small = torch.tensor([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]])
+    place = torch.tensor([3.1, 1.1, 1.1], dtype=torch.float64)
+    mesh = lamina.Mesh(torch.cat([corners, place + 0.02 * tip]), torch.cat([cube, 8 + small]))
+    domain = lamina.Domain(mesh, SPACING, extension=Attention(trained()))
+    one = torch.ones(domain.unknowns, dtype=torch.float64)
+    torch.testing.assert_close(domain.scheme.E @ one, one)
+    assert torch.isfinite(lamina.poisson(domain, lambda x: x[:, 0]).values).all()
+
+
+def test_a_function_that_only_the_surface_knows_is_refused_with_the_way_out():
+    domain = lamina.Domain(SPHERE, SPACING, extension=Attention(trained()))
+    with pytest.raises(InputError, match=r"band around the surface.*values at domain\.points"):
+        lamina.poisson(domain, lambda x: torch.acos(x[:, 2]))
+    u = lamina.poisson(domain, torch.acos(domain.points[:, 2].clamp(-1, 1)))
+    assert torch.isfinite(u.values).all()
+
+
+def test_problems_without_an_extension_do_not_drop_it_silently():
+    domain = lamina.Domain(SPHERE, SPACING, extension=Attention(trained()))
+    for solve in (lambda: lamina.eigenmodes(domain, 3), lambda: lamina.poisson(domain, 1.0, diffusivity=2.0)):
+        with pytest.raises(InputError, match="without an extension"):
+            solve()
+
+
+def test_far_from_the_origin_the_operator_is_the_same():
+    shift = torch.tensor([1e6, -2e6, 5e5], dtype=torch.float64)
+    near = lamina.Domain(lamina.Mesh(SPHERE.points, SPHERE.faces), SPACING, extension=Attention(trained()))
+    far = lamina.Domain(lamina.Mesh(SPHERE.points + shift, SPHERE.faces), SPACING, extension=Attention(trained()))
+    u, v = (lamina.poisson(d, lambda x, s=s: (x - s)[:, 0]).values for d, s in ((near, 0 * shift), (far, shift)))
+    assert float((u - v).abs().max() / u.abs().max()) < 0.02

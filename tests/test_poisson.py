@@ -299,3 +299,12 @@ def test_the_gpu_gives_what_the_cpu_gives(scheme):
         for device in ("cpu", "cuda")
     )
     torch.testing.assert_close(v.cpu(), u, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("spacing", "scheme"), [(0.2, "coupled"), (0.1, "coupled"), (0.2, "shell"), (0.2, "trace")])
+def test_single_precision_reaches_its_own_tolerance(spacing, scheme):
+    values = {}
+    for dtype in (torch.float32, torch.float64):
+        domain = lamina.Domain(lamina.Sphere(), spacing, scheme=scheme, dtype=dtype)
+        values[dtype] = lamina.poisson(domain, lambda x: -2 * x[:, 0]).values.double()
+    assert float((values[torch.float32] - values[torch.float64]).abs().max()) < 1e-3

@@ -485,3 +485,24 @@ def test_two_processes_train_the_network_of_one(tmp_path):
     for a, b in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
         for key in FIGURES - {"seconds"}:
             assert b[key] == pytest.approx(a[key], rel=1e-3)
+
+
+def test_a_resumed_run_stays_on_its_surfaces(program, tmp_path):
+    status, _, _ = program("train", "-o", tmp_path, *TINY, "--surface", "sphere", "--stop-after", "2", "--json")
+    assert status == 0
+    status, _, _ = program("train", "-o", tmp_path, "--resume", "--json")
+    assert status == 0
+    assert load_tensors(tmp_path / "attention.safetensors")[1]["surface"] == "sphere"
+    status, _, err = program("train", "-o", tmp_path, "--resume", "--surface", "torus", "--json")
+    assert status == 2
+    assert "sphere" in err
+
+
+def test_what_cannot_be_written_or_used_is_said_before_training(program, tmp_path):
+    taken = tmp_path / "file"
+    taken.write_text("")
+    assert program("train", "-o", taken, *TINY)[0] == 2
+    assert program("train", "-o", tmp_path, *TINY, "--stop-after", "0")[0] == 2
+    assert program("train", "-o", tmp_path, *TINY, "--spacing", "5")[0] == 2
+    if not torch.cuda.is_available():
+        assert program("train", "-o", tmp_path, *TINY, "--device", "cuda")[0] == 2
