@@ -219,7 +219,7 @@ class Moved:
         return self.fn(s) @ self.turn.T.to(s) + self.shift.to(s)
 
 
-def rigid(device: str, motions: int = 5) -> list[Row]:
+def rigid(device: str, motions: int = 9) -> list[Row]:
     """RMS over the surface of the spread (standard deviation) of the solution over random motions, over its range."""
     semi = torch.tensor([1.0, 0.8, 0.6], dtype=torch.float64)
     maps = {
