@@ -1,6 +1,7 @@
 """Tests marked `data` need the evaluation shapes, tests marked `gpu` a CUDA device; without them they are skipped."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def data() -> Path:
     """The folder of evaluation shapes."""
     return Path(os.environ["LAMINA_DATA"])
+
+
+@pytest.fixture
+def program(monkeypatch, capsys):
+    """Call the program in this process, as its entry point does; its status, stdout and stderr."""
+
+    def call(*arguments):
+        from lamina import cli  # which a bare GPU machine cannot import
+
+        monkeypatch.setattr(sys, "argv", ["lamina", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call

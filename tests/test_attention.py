@@ -1,7 +1,6 @@
 """The learned extension: one sparse matrix of convex combinations, and the shell scheme on it."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +10,6 @@ import torch
 from scipy.spatial import KDTree
 
 import lamina
-from lamina import cli
 from lamina.band import Band
 from lamina.errors import InputError
 from lamina.extension import attention
@@ -356,7 +354,10 @@ def test_each_component_has_zero_mean_and_its_own_solution():
     V, F = icosphere(4)
     shift = torch.tensor([2.15, 0.0, 0.0], dtype=torch.float64)
     both = domain(lamina.Mesh(torch.cat([V, V + shift]), torch.cat([F, F + len(V)])))
-    f = lambda x: wave(x) + 5.0 * (x[:, 0] > 1.075)  # noqa: E731
+
+    def f(x):
+        return wave(x) + 5.0 * (x[:, 0] > 1.075)
+
     u = lamina.poisson(both, f)
     assert both.component_count == 2
     assert float(both.mean(u.values).abs().max()) < 1e-12 * float(u.values.abs().max()) + 1e-14
@@ -464,38 +465,26 @@ def test_a_band_that_patches_cannot_cover_is_refused():
 # The program
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["lamina", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
-
-
-def test_weights_from_a_file_on_the_command_line(run, tmp_path):
+def test_weights_from_a_file_on_the_command_line(program, tmp_path):
     path = save_network(tmp_path / "net.safetensors", trained())
     options = ("--spacing", SPACING, "--band-radius", WIDTH * SPACING, "--exact", PROBLEM.solution_expression)
     solve = ("solve", "poisson", "sphere", "--rhs", PROBLEM.rhs_expression, *options, "--weights", path, "--json")
     for more in ((), ("--extension", "attention"), ("--scheme", "shell", "--readout", "rbf")):
-        status, out, _ = run(*solve, *more)
+        status, out, _ = program(*solve, *more)
         assert status == 0
         report = json.loads(out)
         assert (report["extension"], report["scheme"]) == ("attention", "shell")
         assert report["nmae"] < 0.06
 
 
-def test_weights_with_another_extension_are_an_error_on_the_command_line(run, tmp_path):
+def test_weights_with_another_extension_are_an_error_on_the_command_line(program, tmp_path):
     path = save_network(tmp_path / "net.safetensors", trained())
     solve = ("solve", "poisson", "sphere", "--rhs", "x", "--spacing", SPACING)
     for extension in ("closest-point", "jet"):
-        status, out, err = run(*solve, "--weights", path, "--extension", extension)
+        status, out, err = program(*solve, "--weights", path, "--extension", extension)
         assert (status, out) == (2, "")
         assert "--weights goes with --extension attention" in err
-    status, _, err = run(*solve, "--weights", tmp_path / "none.safetensors")
+    status, _, err = program(*solve, "--weights", tmp_path / "none.safetensors")
     assert status == 2
     assert "none.safetensors" in err
 

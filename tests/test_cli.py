@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from plyfile import PlyData
 
-from lamina import cli
 from lamina.export import save
 from lamina.surfaces.icosphere import icosphere
 
@@ -28,17 +27,8 @@ class Result:
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Call the program in this process, as its entry point does."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["lamina", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return Result(caught.value.code or 0, out, err)
-
-    return call
+def run(program):
+    return lambda *arguments: Result(*program(*arguments))
 
 
 def poisson(surface="sphere", *options, rhs="x*y"):

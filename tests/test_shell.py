@@ -355,6 +355,11 @@ def test_readout_is_trilinear_where_a_wide_band_lacks_a_node_of_the_cubic_stenci
     assert len(scheme.readout(pole).values()) == 8
     south = SPHERE.closest_points(torch.tensor([[0.0, 0.0, -1.0]], dtype=torch.float64))
     assert len(scheme.readout(south).values()) == 64
+    both = SPHERE.closest_points(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]], dtype=torch.float64))
+    mixed = scheme.readout(both)
+    assert mixed.crow_indices().tolist() == [0, 8, 72]
+    x = band.lattice.position(band.ijk)
+    torch.testing.assert_close(mixed @ (x[:, 2] - 2 * x[:, 0] * x[:, 1]), both.points[:, 2])
 
 
 def test_a_band_too_narrow_to_read_is_refused():

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import lamina
-from lamina import cli
 from lamina.errors import InputError
 from lamina.learn.checkpoint import load_network, load_tensors, save_network
 from lamina.learn.data import (
@@ -394,18 +393,6 @@ TINY = (
     "--surface", "ellipsoid", "--held-out", "sphere", "--steps", "6", "--batch", "5", "--grids", "1", "--samples", "8",
     "--validate-every", "3", "--k", "60", "--width", "8", "--spacing", "0.25", "--radius", "2",
 )  # fmt: skip
-
-
-@pytest.fixture
-def program(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["lamina", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
 
 
 def test_training_on_the_command_line(program, tmp_path):

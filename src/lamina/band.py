@@ -49,6 +49,11 @@ class Band:
     def __len__(self) -> int:
         return len(self.key)
 
+    @property
+    def heights(self) -> Tensor:
+        """Distance (n,) of the nodes from the surface."""
+        return (self.lattice.position(self.ijk) - self.feet.points).square().sum(1).sqrt()
+
     def take(self, rows: Tensor) -> Band:
         """The band of some of the nodes: a mask (n,), or indices that increase."""
         feet = ClosestPoints(*(t[rows] for t in (self.feet.points, self.feet.normals, self.feet.component)))

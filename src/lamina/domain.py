@@ -143,7 +143,7 @@ class Domain:
             self._trace = Domain(
                 self.surface,
                 self.spacing,
-                extension="auto" if self.extension == "attention" else self.extension,
+                extension=self.extension,
                 scheme="trace",
                 device=self.points.device,
                 dtype=self.points.dtype,

@@ -109,7 +109,7 @@ def sampled_band(surface: Surface, band: Band, radius: float) -> tuple[Band, Sam
         kept, lost = _near(band, radius, samples)
         if lost == 0:
             return band.take(kept), samples
-    height = _heights(band)
+    height = band.heights
     # The nearest node of a component is one of them, too: of a small part it may be the only one.
     least = torch.full_like(height[:1], torch.inf).repeat(surface.component_count)
     least.scatter_reduce_(0, band.component, height, "amin")
@@ -125,17 +125,12 @@ def sampled_band(surface: Surface, band: Band, radius: float) -> tuple[Band, Sam
     return band.take(kept), samples
 
 
-def _heights(band: Band) -> Tensor:
-    """Distance (n,) of the nodes from the surface."""
-    return (band.lattice.position(band.ijk) - band.feet.points).square().sum(1).sqrt()
-
-
 def _near(band: Band, radius: float, samples: Samples) -> tuple[Tensor, int]:
     """Whether each node (n,) is within radius of a sample of its component; how many at the surface are not."""
     tree = PieceTrees(samples.features.points, samples.component)
     _, away = tree.query(band.lattice.position(band.ijk), band.component, 1)
     kept = away[:, 0] <= radius
-    return kept, int((~kept & (_heights(band) <= 3**0.5 * band.spacing)).sum())
+    return kept, int((~kept & (band.heights <= 3**0.5 * band.spacing)).sum())
 
 
 @torch.no_grad()
@@ -144,11 +139,12 @@ def attention_extension(
     radius: float,
     samples: Samples,
     options: Attention,
+    network: AttentionNetwork,
     update: Update = lambda fraction, what: None,
 ) -> LearnedExtension:
-    """The learned extension on a band of this radius, all of it near samples."""
+    """The learned extension on a band of this radius, all of it near samples; network: that of the options."""
     # A copy: the caller's network stays where and as it is.
-    network = copy.deepcopy(options.network()).to(band.feet.points.device, torch.float32)
+    network = copy.deepcopy(network).to(band.feet.points.device, torch.float32)
     dx, trained = band.spacing, network.config.spacing
     warning = coverage_warning(radius, dx, network.config.k)
     update(0.0, "patches")
@@ -169,7 +165,7 @@ def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: flo
         band.lattice.position(band.ijk),
         band.ijk,
         band.component,
-        _heights(band) > RIM * radius,
+        band.heights > RIM * radius,
         k=k,
         spacing=spacing,
         margin=margin,

@@ -143,6 +143,26 @@ def interpolation_matrix(band: Band, points: Tensor, component: Tensor, lines: L
     return rows_to_csr(index, weights, len(band))
 
 
+def cubic_or_linear_matrix(band: Band, points: Tensor, component: Tensor) -> Tensor:
+    """As interpolation_matrix, cubic; trilinear at points for which the band lacks a node of the cubic stencil."""
+    cell, _ = _cells(band, points)
+    whole = (band.find(cell, component, _ROWS.to(cell.device), run=4) >= 0).all(1)
+    width = torch.where(whole, WIDTH[Lines.NONE], 8)
+    crow = torch.zeros(len(points) + 1, dtype=torch.int32, device=points.device)
+    crow[1:] = torch.cumsum(width, 0)
+    index = torch.empty(int(crow[-1]), dtype=torch.int32, device=points.device)
+    weights = torch.empty(len(index), dtype=points.dtype, device=points.device)
+    cubic = torch.repeat_interleave(whole, width)
+    for rows, entries, stencil in ((whole, cubic, _cubic), (~whole, ~cubic, linear_stencil)):
+        found = stencil(band, points[rows], component[rows])
+        index[entries], weights[entries] = found[0].reshape(-1), found[1].reshape(-1)
+    return torch.sparse_csr_tensor(crow, index, weights, size=(len(points), len(band)), check_invariants=False)
+
+
+def _cubic(band: Band, points: Tensor, component: Tensor) -> tuple[Tensor, Tensor]:
+    return cubic_stencil(band, points, component, Lines.NONE)
+
+
 def rows_to_csr(index: Tensor, values: Tensor, columns: int) -> Tensor:
     """CSR matrix with the same number of entries in every row, int32 indices."""
     rows, width = index.shape

@@ -52,7 +52,8 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(KEY, "{}"))
-            return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, metadata
     except (SafetensorError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is no safetensors file of lamina's: {error}.") from error
 

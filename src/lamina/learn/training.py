@@ -67,10 +67,12 @@ class TrainingConfig:
 
 
 class Trainer:
-    """A network on its way: parameters, Adam and its moments, the step."""
+    """A network on its way: parameters, Adam and its moments, the step; names: of the surfaces, if it was resumed."""
 
-    def __init__(self, network: AttentionNetwork, config: TrainingConfig, step: int = 0):
-        self.network, self.config, self.step = network, config, step
+    def __init__(
+        self, network: AttentionNetwork, config: TrainingConfig, step: int = 0, names: dict[str, str] | None = None
+    ):
+        self.network, self.config, self.step, self.names = network, config, step, names or {}
         self.adam = torch.optim.Adam(network.parameters(), lr=config.rate, betas=BETAS)
 
     @classmethod
@@ -86,7 +88,8 @@ class Trainer:
         network = network_from(tensors, metadata, path).to(device)
         if "step" not in metadata:
             raise InputError(f"{path} holds a network, not a run to be resumed; start a new run.")
-        trainer = cls(network, TrainingConfig(**metadata["training"]), metadata["step"])
+        names = {key: metadata[key] for key in ("surface", "held_out") if key in metadata}
+        trainer = cls(network, TrainingConfig(**metadata["training"]), metadata["step"], names)
         for name, parameter in network.named_parameters():
             moments = {key: tensors[f"adam.{key}.{name}"].to(device) for key in MOMENTS}
             trainer.adam.state[parameter] = {"step": torch.tensor(float(trainer.step)), **moments}
@@ -175,10 +178,9 @@ def train(
             if network is not None or config is not None:
                 raise InputError("A run that is resumed has the configuration of its checkpoint; give none.")
             trainer = Trainer.resumed(path, device)
-            kept = load_tensors(path)[1]
-            if any(kept.get(key, name) != name for key, name in names.items()):
+            if trainer.names and trainer.names != names:
                 raise InputError(
-                    f"The run in {folder} has surfaces {kept['surface']} and {kept['held_out']}; got {surface.name} "
+                    f"The run in {folder} has surfaces {' and '.join(trainer.names.values())}; got {surface.name} "
                     f"and {held_out.name}: resume it with its own."
                 )
         else:

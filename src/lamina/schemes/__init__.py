@@ -95,7 +95,8 @@ def _on_shell(
     radius: float | None,
     readout: str,
 ) -> tuple[Scheme, list[str]]:
-    default = lattice.spacing * (SHELL_RADIUS if attention is None else safe_radius(attention.network().config.k))
+    network = None if attention is None else attention.network()
+    default = lattice.spacing * (SHELL_RADIUS if network is None else safe_radius(network.config.k))
     radius = default if radius is None else float(radius)
     least = CUBIC_RADIUS if attention is None else 3**0.5
     if not radius >= least * lattice.spacing * (1 - 1e-9):
@@ -105,10 +106,10 @@ def _on_shell(
         )
     update(0.0, "closest points")
     band = Band.build(geometry, lattice, radius)
-    if attention is None:
+    if attention is None or network is None:
         E = interpolation_matrix(band, band.feet.points, band.component, Lines.NONE)
         return made(band, E, False, geometry.component_count, update, readout=readout), []
     band, samples = sampled_band(geometry, band, radius)
-    learned = attention_extension(band, radius, samples, attention, update)
+    learned = attention_extension(band, radius, samples, attention, network, update)
     shell = made(band, learned.matrix, True, geometry.component_count, update, readout=readout)
     return shell, learned.warnings

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 
 import torch
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from lamina.band import Band
 from lamina.errors import InputError
-from lamina.extension.interpolation import Lines, interpolation_matrix, linear_stencil, rows_to_csr
+from lamina.extension.interpolation import cubic_or_linear_matrix, linear_stencil, rows_to_csr
 from lamina.extension.rbf import rbf_matrix
 from lamina.geometry.lattice import OCTANTS
 from lamina.linear.assembly import Pattern
@@ -53,7 +52,7 @@ class Shell(Symmetric):
 
     band: all nodes within eps >= sqrt(3) dx of the surface. E: extension, sparse CSR (n, n), rows that sum to one.
     ambient: what E takes, values at the nodes themselves (True: the learned extension) or at their closest points.
-    readout: "interpolation" (cubic, trilinear where eps < sqrt(12) dx) or "rbf" (Gaussian, as in the paper).
+    readout: "interpolation" (cubic, trilinear where the band lacks nodes) or "rbf" (Gaussian, as in the paper).
 
     Raises InputError for an unknown readout, or an E that does not belong to the band.
     """
@@ -90,7 +89,7 @@ class Shell(Symmetric):
     @cached_property
     def radius(self) -> float:
         """Distance of the farthest node from the surface: eps, or just below."""
-        return float((self.band.lattice.position(self.band.ijk) - self.band.feet.points).norm(dim=1).max())
+        return float(self.band.heights.max())
 
     def mass(self, u: Tensor) -> Tensor:
         return u
@@ -115,8 +114,7 @@ class Shell(Symmetric):
             return rbf_matrix(self.band, feet.points, feet.component)
         if self.radius >= CUBIC_RADIUS * self.spacing:
             # A band that was cut back to what lies near samples may lack some of the nodes between them.
-            with suppress(InputError):
-                return interpolation_matrix(self.band, feet.points, feet.component, Lines.NONE)
+            return cubic_or_linear_matrix(self.band, feet.points, feet.component)
         index, weights = linear_stencil(self.band, feet.points, feet.component)
         return rows_to_csr(index, weights, len(self.band))
 
