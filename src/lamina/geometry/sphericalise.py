@@ -30,6 +30,7 @@ from torch import Tensor
 from lamina.baselines.fem import cotangent_stiffness, mass_matrix
 from lamina.errors import InputError
 from lamina.geometry.stretch import Stretch, looks_outwards, relaxed
+from lamina.geometry.triangles import vertex_areas
 from lamina.linear.graph import components
 
 Array = NDArray[np.float64]
@@ -49,9 +50,9 @@ def sphericalise(vertices: Tensor, faces: Tensor) -> Tensor:
     V, F = vertices.detach().cpu().double(), faces.detach().cpu()
     if float(looks_outwards(*V[F].unbind(1)).sum()) < 0:
         F = F.flip(1)
-    stretch, area = Stretch(V, F), vertex_areas(V.numpy(), F.numpy())
+    stretch, area = Stretch(V, F), vertex_areas(V, F).numpy()
     best, energy, age, fewest = None, math.inf, 0, len(F)
-    for x in _flow(V.numpy(), F.numpy()):
+    for x in _flow(V, F):
         s = torch.from_numpy(balanced(x / np.linalg.norm(x, axis=1, keepdims=True), area))
         fewest = min(fewest, int((looks_outwards(*s[F].unbind(1)) <= 0).sum()))
         here = stretch.of_map(s)
@@ -87,15 +88,16 @@ def check_sphere(count: int, faces: Tensor) -> None:
         )
 
 
-def _flow(V: Array, F: NDArray) -> Iterator[Array]:
+def _flow(V: Tensor, F: Tensor) -> Iterator[Array]:
     """The vertices (n, 3) from step to step, each time moved to their centre of area and scaled to area 1."""
-    L = cotangent_stiffness(V, F)
-    x = V
+    faces = F.numpy()
+    L = cotangent_stiffness(V.numpy(), faces)
+    x = V.numpy()
     for _ in range(MOST_STEPS):
-        area = vertex_areas(x, F)
+        area = vertex_areas(torch.from_numpy(x), F).numpy()
         x = (x - area @ x / area.sum()) / np.sqrt(area.sum())
         yield x
-        M = mass_matrix(x, F)
+        M = mass_matrix(x, faces)
         x = splu(sp.csc_matrix(M + TIME_STEP * L)).solve(M @ x)
         # Limbs that have shrunk below rounding make the matrix singular: nothing good comes after that.
         if not (np.isfinite(x).all() and np.ptp(x, axis=0).all()):
@@ -120,10 +122,3 @@ def balanced(s: Array, area: Array) -> Array:
         s = (1 - c @ c) * away / (away * away).sum(1, keepdims=True) + c
         s = s / np.linalg.norm(s, axis=1, keepdims=True)
     return s
-
-
-def vertex_areas(V: Array, F: NDArray) -> Array:
-    """A third of the area of its triangles for each vertex (n,)."""
-    a, b, c = V[F[:, 0]], V[F[:, 1]], V[F[:, 2]]
-    third = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 6
-    return np.asarray(np.bincount(F.reshape(-1), np.repeat(third, 3), len(V)), dtype=np.float64)

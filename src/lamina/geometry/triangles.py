@@ -108,3 +108,10 @@ def _closest_on_edges(ax: Rows, ab: Rows, ac: Rows) -> tuple[Tensor, Tensor]:
         best_s, best_t = torch.where(nearer, s, best_s), torch.where(nearer, t, best_t)
         distance = torch.minimum(d, distance)
     return best_s, best_t
+
+
+def vertex_areas(points: Tensor, faces: Tensor) -> Tensor:
+    """A third of the area of its triangles for each vertex (m,)."""
+    third = triangle_areas(points[faces]) / 3
+    areas = torch.zeros_like(points[:, 0])
+    return areas.index_add_(0, faces.reshape(-1), third.repeat_interleave(3))

@@ -10,8 +10,8 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_level_set, from_shape_operator
 from lamina.geometry.neighbours import tangent_frames
-from lamina.geometry.triangles import dot, unit
-from lamina.surfaces.base import ClosestPoints, Surface, vertex_areas
+from lamina.geometry.triangles import dot, unit, vertex_areas
+from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.icosphere import icosphere
 
 

@@ -139,10 +139,3 @@ class Surface(ABC):
         moved.notes = list(self.notes)
         moved._features = None if self._features is None else self._features.to(device, dtype)
         return moved
-
-
-def vertex_areas(points: Tensor, faces: Tensor) -> Tensor:
-    """A third of the area of its triangles for each vertex (m,)."""
-    third = triangle_areas(points[faces]) / 3
-    areas = torch.zeros_like(points[:, 0])
-    return areas.index_add_(0, faces.reshape(-1), third.repeat_interleave(3))

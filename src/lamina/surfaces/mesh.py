@@ -12,9 +12,9 @@ from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
-from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit
+from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit, vertex_areas
 from lamina.linear.graph import components
-from lamina.surfaces.base import ClosestPoints, NearNodes, Surface, vertex_areas
+from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
 # Triangles longer than this share of the extent are cut for the search tree, whose balls they would bloat.
 LONGEST_PIECE = 1 / 48

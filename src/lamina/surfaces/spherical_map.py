@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_fundamental_forms
-from lamina.geometry.triangles import dot, unit
-from lamina.surfaces.base import vertex_areas
+from lamina.geometry.triangles import dot, unit, vertex_areas
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, tangent_frame
 
