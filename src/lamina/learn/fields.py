@@ -1,11 +1,11 @@
 """Neural fields: perceptrons of the coordinates whose level set is a surface.
 
-With z = (latent code, x), or x alone, a field is h_0 = z, then for each layer
+With y = (x - centre) / scale and z = (latent code, y), or y alone, a field is h_0 = z, then for each layer
 
     h_{i+1} = s(W_i h_i + b_i),    s(a) = sin(omega a) or relu(a), elu(a), ...,
 
 the last layer without s, and an output activation (tanh of DeepSDF, sigmoid of occupancy networks) behind it. Before
-the layers named in `skips` h_i becomes (h_i, z), before all others, if `points_in_all`, (h_i, x). Sitzmann et al.
+the layers named in `skips` h_i becomes (h_i, z), before all others, if `points_in_all`, (h_i, y). Sitzmann et al.
 (2020), "Implicit neural representations with periodic activation functions" (SIREN: the bias is inside omega);
 Park et al. (2019), "DeepSDF"; Mescheder et al. (2019), "Occupancy networks"; Gropp et al. (2020), "Implicit geometric
 regularization" (softplus, and skips divided by sqrt(2)).
@@ -42,9 +42,10 @@ class FieldConfig:
     """Architecture of a field, what its values mean and where it is meant.
 
     widths: outputs of the layers but the last, which has one. latent: length of the code before the coordinates.
-    skips, points_in_all, skip_scale: layers whose input is (h, z), or (h, x), times skip_scale. norms: layers
+    skips, points_in_all, skip_scale: layers whose input is (h, z), or (h, y), times skip_scale. norms: layers
     behind which comes a LayerNorm. beta: of softplus. slope: of leaky_relu. omega, first_omega: of sin; that of
     the first layer is omega too unless given. output: activations behind the last layer.
+    centre, scale: of the coordinates; an sdf is multiplied by scale, so that it is a distance in those of x.
     kind: "sdf" (negative inside), "logit" or "probability" (of being inside). level: value on the surface.
     bounds: corners of the box that holds the surface.
     """
@@ -61,13 +62,15 @@ class FieldConfig:
     omega: float = 1.0
     first_omega: float | None = None
     output: tuple[str, ...] = ()
+    centre: tuple[float, ...] = (0.0, 0.0, 0.0)
+    scale: float = 1.0
     kind: str = "sdf"
     level: float | None = None
     bounds: tuple[tuple[float, ...], ...] = BOX
 
     def __post_init__(self) -> None:
         # Lists come from JSON.
-        for key in ("widths", "skips", "norms", "output"):
+        for key in ("widths", "skips", "norms", "output", "centre"):
             object.__setattr__(self, key, tuple(getattr(self, key)))
         object.__setattr__(self, "bounds", tuple(tuple(float(c) for c in corner) for corner in self.bounds))
         if not self.widths or min(self.widths) < 1 or self.latent < 0:
@@ -82,6 +85,8 @@ class FieldConfig:
         for index in (*self.skips, *self.norms):
             if not 0 <= index <= len(self.widths):
                 raise InputError(f"layer {index} is none of the {len(self.widths) + 1} layers of the field.")
+        if not (len(self.centre) == 3 and all(map(math.isfinite, self.centre)) and 0 < self.scale < math.inf):
+            raise InputError(f"centre must be a point and scale positive; got {self.centre} and {self.scale!r}.")
         numbers = (self.omega, self.beta, self.skip_scale, self.slope, self.first_omega or 0.0, self.level or 0.0)
         if not all(map(math.isfinite, numbers)):
             raise InputError("omega, beta, slope, skip_scale and level of a field must be finite numbers.")
@@ -100,6 +105,11 @@ class FieldConfig:
     @property
     def parameters(self) -> int:
         return sum(b * (a + 1) for a, b in zip(self.inputs, (*self.widths, 1), strict=True))
+
+    @property
+    def unit(self) -> float:
+        """What values are multiplied by."""
+        return self.scale if self.kind == "sdf" else 1.0
 
     @property
     def value_on_surface(self) -> float:
@@ -133,7 +143,8 @@ class Perceptron(nn.Module):
                 layer.bias.uniform_(-bound, bound, generator=generator)
 
     def raw(self, x: Tensor, latent: Tensor | None = None) -> Tensor:
-        """Values (n,) before the output activation, at x (n, 3), with the code latent (L,) or (n, L)."""
+        """Output (n,) of the last layer at x (n, 3), with the code latent (L,) or (n, L)."""
+        x = (x - x.new_tensor(self.config.centre)) / self.config.scale
         z = x if latent is None else torch.cat([latent.expand(len(x), -1), x], 1)
         h, last = z, len(self.layers) - 1
         for i, layer in enumerate(self.layers):
@@ -153,7 +164,7 @@ class Perceptron(nn.Module):
         value = self.raw(x, latent)
         for name in self.config.output:
             value = OUTPUTS[name][0](value)
-        return value
+        return value * self.config.unit
 
     def _omega(self, layer: int) -> float:
         first = self.config.first_omega
@@ -220,7 +231,7 @@ class LevelFunction(nn.Module):
         super().__init__()
         self.field = field
         self.sign = (1 if field.config.kind == "sdf" else -1) if sign is None else sign
-        level = field.config.value_on_surface
+        level = field.config.value_on_surface / field.config.unit
         try:
             for name in reversed(field.config.output):
                 level = OUTPUTS[name][1](level)
@@ -231,7 +242,7 @@ class LevelFunction(nn.Module):
         self.level = level
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.sign * (self.field.raw(x) - self.level)
+        return self.sign * self.field.config.unit * (self.field.raw(x) - self.level)
 
 
 def save_field(path: str | Path, field: Field, **notes: Any) -> Path:
