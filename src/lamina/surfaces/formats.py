@@ -13,18 +13,23 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from lamina.surfaces.splat_files import SplatData
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What was read: points alone, or vertices with triangles. notes: what the reader had to decide."""
+    """What was read: points alone, vertices with triangles, or Gaussians. notes: what the reader had to decide."""
 
     points: np.ndarray  # (n, 3)
     faces: np.ndarray | None = None  # (m, 3)
     normals: np.ndarray | None = None  # (n, 3)
     notes: list[str] = field(default_factory=list)
+    splats: SplatData | None = None  # where the points are centres of Gaussians
 
 
 class FormatError(Exception):
@@ -34,6 +39,9 @@ class FormatError(Exception):
 def _read_ply(path: Path) -> Contents:
     from plyfile import PlyData
 
+    from lamina.surfaces.splat_files import from_ply, is_splat_ply
+
+    _check_ply_size(path)
     try:
         # Telling plyfile that every face is a triangle is ten times faster; it refuses where one is not.
         triangles = {"face": {"vertex_indices": 3, "vertex_index": 3}}
@@ -45,6 +53,9 @@ def _read_ply(path: Path) -> Contents:
         raise FormatError("it has no element 'vertex'")
     vertex = elements["vertex"]
     columns = {p.name for p in vertex.properties}
+    if is_splat_ply(elements):
+        splats = from_ply(elements)
+        return Contents(splats.centres, notes=splats.notes, splats=splats)
     if not {"x", "y", "z"} <= columns:
         raise FormatError(f"its vertices have no x, y, z but {', '.join(sorted(columns)[:8]) or 'nothing'}")
     points = _columns(vertex, "x", "y", "z")
@@ -57,12 +68,35 @@ def _read_ply(path: Path) -> Contents:
     if "tristrips" in elements:
         raise FormatError("it stores triangle strips; save it with plain faces")
     normals = _columns(vertex, "nx", "ny", "nz") if {"nx", "ny", "nz"} <= columns else None
-    notes = []
     if normals is not None and not normals.any():
-        normals = None  # splat files fill these fields with zeros
-    if {"scale_0", "rot_0", "opacity"} <= columns:
-        notes.append("Gaussian splats were read as points at their centres; shape and opacity are not used.")
-    return Contents(points, None, normals, notes)
+        normals = None  # some programs fill these fields with zeros
+    return Contents(points, None, normals)
+
+
+def _check_ply_size(path: Path) -> None:
+    """Refuse a header that announces more than the file can hold: plyfile would ask for memory first."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header, found, _ = file.read(2**20).partition(b"end_header")
+    if not found:
+        raise FormatError("its header does not end")
+    text = b"ascii" in header.partition(b"element")[0]
+    bytes_of = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "int": 4, "uint": 4, "float": 4, "double": 8}
+    bytes_of |= {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4, "float64": 8}
+    least = len(header)  # bytes of the smallest file with this header
+    count = 0
+    for line in header.decode("ascii", "replace").splitlines():
+        words = line.split()
+        if words[:1] == ["element"] and len(words) == 3:
+            count = int(words[2])
+            if count < 0:
+                raise FormatError(f"it announces {count} of its element {words[1][:40]!r}")
+        elif words[:1] == ["property"] and len(words) > 2:
+            # Of a list only the length must be there; a number in text takes a digit and a blank.
+            kind = words[2] if words[1] == "list" else words[1]
+            least += count * (2 if text else bytes_of.get(kind, 1))
+            if least > size + 1:
+                raise FormatError(f"it announces at least {least} bytes and has {size}")
 
 
 def _columns(element, *names: str) -> np.ndarray:

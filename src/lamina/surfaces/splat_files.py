@@ -1,0 +1,270 @@
+"""Readers of Gaussian splats: INRIA and compressed PLY, .splat, .spz; SOG archives are in lamina.surfaces.sog.
+
+Each gives SplatData. What a file announces is compared with its size before memory is asked for.
+Layouts: Kerbl et al. (2023), "3D Gaussian splatting for real-time radiance field rendering", and the
+format descriptions of PlayCanvas (compressed PLY), antimatter15/splat and nianticlabs/spz.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lamina.surfaces.formats import FormatError
+
+SH_0 = 0.28209479177387814  # the constant spherical harmonic, 1 / (2 sqrt(pi)): colour = 1/2 + SH_0 f_dc
+RECORD = np.dtype([("centre", "<f4", 3), ("scale", "<f4", 3), ("colour", "u1", 4), ("rotation", "u1", 4)])
+SPZ_MAGIC, SPZ_HEADER = b"NGSP", 16
+SPZ_HARMONICS = (0, 9, 24, 45, 72)  # bytes of view-dependent colour a Gaussian, by degree
+GZIP_RATIO = 1032  # no deflate stream grows by more
+CHUNK = 256  # Gaussians that share the bounds of a chunk in a compressed PLY
+BLOCK = 2**20  # bytes decompressed at a time
+
+
+@dataclass(frozen=True)
+class SplatData:
+    """Gaussians with covariances R diag(scales^2) R^T and peaks `opacities`, float32.
+
+    harmonics: f_dc and f_rest as they were stored, so that they can be written again; None: only colours.
+    """
+
+    centres: NDArray  # (n, 3)
+    scales: NDArray  # (n, 3) standard deviations along the axes, lengths
+    rotations: NDArray  # (n, 4) unit quaternions (w, x, y, z) that turn the axes
+    opacities: NDArray  # (n,) in 0..1
+    colours: NDArray  # (n, 3) in 0..1, without their dependence on the view
+    harmonics: NDArray | None = None  # (n, 3 + r)
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.centres)
+
+
+def colours_of(harmonics: NDArray) -> NDArray:
+    """Colours (n, 3) in 0..1 of the constant terms f_dc (n, 3)."""
+    return np.clip(0.5 + SH_0 * harmonics[:, :3], 0, 1).astype(np.float32)
+
+
+def normalised(q: NDArray) -> NDArray:
+    """Unit quaternions (n, 4) along q (n, 4); no rotation where q is zero."""
+    length = np.linalg.norm(q, axis=1, keepdims=True)
+    nothing = np.array([1, 0, 0, 0], dtype=q.dtype)
+    return np.where(length > 0, q / np.where(length > 0, length, 1), nothing).astype(np.float32)
+
+
+def without_largest(index: NDArray, three: NDArray) -> NDArray:
+    """Quaternions (n, 4) from three of their components (n, 3) and the index (n,) of the fourth, the largest."""
+    q = np.empty((len(index), 4), dtype=np.float32)
+    rows = np.arange(len(index))
+    others = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
+    q[rows[:, None], others[index]] = three
+    q[rows, index] = np.sqrt((1 - (three.astype(np.float64) ** 2).sum(1)).clip(0))
+    return q
+
+
+# PLY, as read by plyfile
+
+
+def is_splat_ply(elements: dict[str, Any]) -> bool:
+    """Whether the elements of a PLY are Gaussians, in INRIA's layout or compressed."""
+    names = {p.name for p in elements["vertex"].properties}
+    plain = {"x", "y", "z", "opacity", "scale_0", "scale_1", "rot_0", "rot_1", "rot_2", "rot_3"} <= names
+    return plain or ("chunk" in elements and "packed_position" in names)
+
+
+def from_ply(elements: dict[str, Any]) -> SplatData:
+    """Gaussians of a PLY with the given elements by name."""
+    names = {p.name for p in elements["vertex"].properties}
+    return _compressed(elements) if "packed_position" in names else _inria(elements["vertex"], names)
+
+
+def _inria(vertex: Any, names: set[str]) -> SplatData:
+    """Logarithms of scales, logits of opacities, quaternions of any length; two scales: a disc (2DGS)."""
+    scales = np.exp(_columns(vertex, *(f"scale_{i}" for i in range(3) if f"scale_{i}" in names)))
+    if scales.shape[1] == 2:
+        scales = np.column_stack([scales, np.zeros_like(scales[:, 0])])
+    stored = [f"f_dc_{i}" for i in range(3)]
+    harmonics = None
+    if set(stored) <= names:
+        rest = sorted((n for n in names if n.startswith("f_rest_") and n[7:].isdigit()), key=lambda n: int(n[7:]))
+        harmonics = _columns(vertex, *stored, *rest)
+    elif {"red", "green", "blue"} <= names:
+        harmonics = (_columns(vertex, "red", "green", "blue") / 255 - 0.5) / np.float32(SH_0)
+    count = len(scales)
+    return SplatData(
+        _columns(vertex, "x", "y", "z"),
+        scales,
+        normalised(_columns(vertex, "rot_0", "rot_1", "rot_2", "rot_3")),
+        1 / (1 + np.exp(-_columns(vertex, "opacity")[:, 0])),
+        np.full((count, 3), 0.5, np.float32) if harmonics is None else colours_of(harmonics),
+        harmonics,
+    )
+
+
+def _compressed(elements: dict[str, Any]) -> SplatData:
+    """Numbers of 8 to 11 bits between the bounds of their chunk; quaternions without their largest component."""
+    chunk, vertex = elements["chunk"], elements["vertex"]
+    count = vertex.count
+    if chunk.count * CHUNK < count:
+        raise FormatError(f"it has {chunk.count} chunks for {count} Gaussians; expected one for every {CHUNK}")
+    position, rotation, scale, colour = (
+        np.asarray(vertex[f"packed_{name}"]).astype(np.uint32) for name in ("position", "rotation", "scale", "color")
+    )
+    which = np.arange(count) // CHUNK
+
+    def between(share: NDArray, prefix: str, axes: str) -> NDArray:
+        low, high = (_columns(chunk, *(f"{end}_{prefix}{axis}" for axis in axes)) for end in ("min", "max"))
+        return low[which] * (1 - share) + high[which] * share
+
+    colours = _bits(colour, (24, 16, 8), (8, 8, 8))
+    if "min_r" in {p.name for p in chunk.properties}:
+        colours = between(colours, "", "rgb")
+    three = (_bits(rotation, (20, 10, 0), (10, 10, 10)) - np.float32(0.5)) * np.float32(2**0.5)
+    return SplatData(
+        between(_bits(position, (21, 11, 0), (11, 10, 11)), "", "xyz"),
+        np.exp(between(_bits(scale, (21, 11, 0), (11, 10, 11)), "scale_", "xyz")),
+        normalised(without_largest((rotation >> 30).astype(np.int64), three)),
+        _bits(colour, (0,), (8,))[:, 0],
+        colours.clip(0, 1),
+        notes=["Colours that depend on the view were not read."] if "sh" in elements else [],
+    )
+
+
+def _bits(packed: NDArray, shifts: tuple[int, ...], widths: tuple[int, ...]) -> NDArray:
+    """Fields of integers (n,) as numbers in 0..1, (n, fields)."""
+    fields = [((packed >> s) & (2**w - 1)) / np.float32(2**w - 1) for s, w in zip(shifts, widths, strict=True)]
+    return np.stack(fields, 1).astype(np.float32)
+
+
+def _columns(element: Any, *names: str) -> NDArray:
+    return np.stack([np.asarray(element[name], dtype=np.float32) for name in names], 1)
+
+
+# .splat
+
+
+def read_splat(path: Path) -> SplatData:
+    """32 bytes a Gaussian: centre, lengths of the axes, colour with opacity, quaternion (q - 128) / 128."""
+    size = path.stat().st_size
+    if size == 0 or size % RECORD.itemsize:
+        raise FormatError(f"it has {size} bytes; expected {RECORD.itemsize} for every Gaussian")
+    records = np.fromfile(path, RECORD)
+    return SplatData(
+        records["centre"].astype(np.float32),
+        records["scale"].astype(np.float32),
+        normalised((records["rotation"].astype(np.float32) - 128) / 128),
+        records["colour"][:, 3] / np.float32(255),
+        records["colour"][:, :3] / np.float32(255),
+    )
+
+
+# .spz
+
+
+def read_spz(path: Path) -> SplatData:
+    """A gzip stream: header, then columns of centres, opacities, colours, scales, rotations and harmonics."""
+    data = path.read_bytes()
+    head = _inflated(data, SPZ_HEADER)
+    if head[:4] != SPZ_MAGIC:
+        raise FormatError("its first bytes are not those of SPZ")
+    version, count = (int(v) for v in np.frombuffer(head, "<u4", 2, 4))
+    degree, fraction = head[12], head[13]
+    if version not in (1, 2, 3) or degree >= len(SPZ_HARMONICS) or fraction > 23:
+        raise FormatError(
+            f"it is of version {version}, degree {degree} and {fraction} fractional bits; expected version 1 to 3, "
+            f"degree 0 to {len(SPZ_HARMONICS) - 1} and at most 23 bits"
+        )
+    widths = (6 if version == 1 else 9, 1, 3, 3, 4 if version == 3 else 3)
+    needed = SPZ_HEADER + count * sum(widths)
+    honest = needed + count * SPZ_HARMONICS[degree]
+    if count == 0 or honest > GZIP_RATIO * len(data):
+        raise FormatError(f"it announces {count} Gaussians, which do not fit its {len(data)} bytes")
+    columns = np.frombuffer(_inflated(data, needed, honest), np.uint8, needed - SPZ_HEADER, SPZ_HEADER)
+    parts = np.split(columns, np.cumsum([count * w for w in widths])[:-1])
+    centre, opacity, colour, scale, rotation = (p.reshape(count, -1) for p in parts)
+    harmonics = (colour / np.float32(255) - np.float32(0.5)) / np.float32(0.15)
+    return SplatData(
+        centre.view("<f2").astype(np.float32) if version == 1 else _fixed_point(centre, fraction),
+        np.exp(scale / np.float32(16) - 10),
+        normalised(_smallest_three(rotation) if version == 3 else _first_three(rotation)),
+        opacity[:, 0] / np.float32(255),
+        colours_of(harmonics),
+        harmonics,
+        ["Colours that depend on the view were not read."] if degree else [],
+    )
+
+
+def _inflated(data: bytes, wanted: int, expected: int | None = None) -> bytes:
+    """The first `wanted` bytes of a gzip stream; with `expected`, all that many must be there, and undamaged."""
+    stream = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        found = stream.decompress(data, wanted)
+        length, rest = len(found), stream.unconsumed_tail
+        while expected is not None and not stream.eof:
+            more = len(stream.decompress(rest, BLOCK))
+            if not more and not stream.eof:
+                break
+            length, rest = length + more, stream.unconsumed_tail
+    except zlib.error as error:
+        raise FormatError(f"its compressed data is damaged ({error})") from error
+    if len(found) < wanted or (expected is not None and (length < expected or not stream.eof)):
+        raise FormatError("it ends too early")
+    return found
+
+
+def _fixed_point(three: NDArray, fraction: int) -> NDArray:
+    """Signed numbers of 24 bits, `fraction` of them after the point, from bytes (n, 9); (n, 3)."""
+    b = three.reshape(-1, 3, 3).astype(np.int32)
+    value = b[..., 0] | b[..., 1] << 8 | b[..., 2] << 16
+    return (((value ^ 0x800000) - 0x800000) / 2**fraction).astype(np.float32)
+
+
+def _first_three(three: NDArray) -> NDArray:
+    """Quaternions (n, 4) with w >= 0 from x, y, z (n, 3) in bytes."""
+    xyz = three / np.float32(127.5) - 1
+    return np.column_stack([np.sqrt((1 - (xyz**2).sum(1)).clip(0)), xyz])
+
+
+def _smallest_three(four: NDArray) -> NDArray:
+    """Quaternions (n, 4) from 32 bits: index of the largest in x, y, z, w, and the others, sign and 9 bits each."""
+    packed = np.ascontiguousarray(four).view("<u4")[:, 0]
+    parts = np.stack([(packed >> shift) & 0x3FF for shift in (20, 10, 0)], 1)
+    size = (parts & 0x1FF) * np.float32(0.5**0.5 / 0x1FF)
+    three = np.where(parts >> 9, -size, size)
+    return np.roll(without_largest((packed >> 30).astype(np.int64), three), 1, axis=1)
+
+
+# Which format
+
+
+def sniff(head: bytes, size: int) -> str | None:
+    """"splat", "spz" or "sog" where the first bytes of a file of that size betray it, or None."""
+    if head[:2] == b"\x1f\x8b":
+        try:
+            return "spz" if zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, 4) == SPZ_MAGIC else None
+        except zlib.error:
+            return None
+    if head[:4] == b"PK\x03\x04":
+        return "sog" if b"means_l." in head else None
+    if size % RECORD.itemsize == 0 and len(head) >= 8 * RECORD.itemsize:
+        records = np.frombuffer(head, RECORD, len(head) // RECORD.itemsize)
+        length = np.linalg.norm((records["rotation"].astype(np.float32) - 128) / 128, axis=1)
+        lengths = np.concatenate([records["scale"], np.abs(records["centre"])], 1).astype(np.float64)
+        sound = (np.abs(length - 1) < 0.05) & (lengths >= 0).all(1) & (lengths < 1e6).all(1)
+        return "splat" if sound.mean() > 0.9 else None
+    return None
+
+
+def _read_sog(path: Path) -> SplatData:
+    from lamina.surfaces.sog import read_sog
+
+    return read_sog(path)
+
+
+SPLAT_READERS: dict[str, Callable[[Path], SplatData]] = {"splat": read_splat, "spz": read_spz, "sog": _read_sog}
