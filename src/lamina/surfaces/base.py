@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class Surface(ABC):
     faces (f, 3) int64 or None: triangles over the points, for files and pictures only.
     component (m,) int64: the connected component of each sample, numbered from 0.
     notes: what was repaired or assumed when the surface was made, one sentence each.
+    facts: what else `lamina info` says of the surface, by name.
     reach: smallest medial radius, where a formula gives it; otherwise lamina.sizing measures it on the samples.
     exact: whether closest points are those of the surface itself rather than of a fit to samples.
     """
@@ -58,6 +60,7 @@ class Surface(ABC):
     def __init__(self, name: str = "") -> None:
         self.name = name or type(self).__name__.lower()
         self.notes: list[str] = []
+        self.facts: dict[str, Any] = {}
         self.thickness: tuple[NDArray, NDArray] | None = None  # filled by lamina.sizing when first asked for
 
     @abstractmethod
