@@ -197,7 +197,7 @@ def test_splats_are_read_as_points_and_say_so(tmp_path):
         ("a.xyz", b"1 2 3 4\n5 6 7 8\n", "hold 4 numbers; expected x y z"),
         ("a.xyz", b"1 2 3\n1 2\n", "read as XYZ"),
         ("a.xyz", b"1 2 3\n1 2 three\n", "read as XYZ"),
-        ("a.npz", b"PK\x03\x04 and nothing", "read as NPZ: the archive is damaged"),
+        ("a.npz", b"PK\x03\x04 and nothing", "read as an archive: the archive is damaged"),
         ("a.docx", b"hello world", "extension '.docx'.*lamina reads meshes"),
         ("a", b"\x89PNG\r\n\0\0", "no extension and no content that is known"),
         ("a.step", b"ISO-10303-21;\nHEADER;\n", "extension '.step'"),
@@ -235,7 +235,7 @@ def test_npz_of_something_else_lists_what_it_holds(tmp_path):
     with pytest.raises(InputError, match="holds weight, bias; expected points"):
         load(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", points=np.zeros((4, 2)))
-    with pytest.raises(InputError, match=r"shape \(4, 2\); expected \(n, 3\)"):
+    with pytest.raises(InputError, match=r"shape \(4, 2\); expected numbers \(n, 3\)"):
         load(tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", vertices=V, faces=F.astype(float))
     with pytest.raises(InputError, match="faces are float64"):

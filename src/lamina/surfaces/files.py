@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +16,9 @@ from lamina.errors import InputError
 from lamina.surfaces.base import Surface
 from lamina.surfaces.formats import READERS, Contents, FormatError, data_lines, numbers
 
+if TYPE_CHECKING:
+    from lamina.surfaces.splat_files import SplatData
+
 BUILT_IN = {
     "sphere": ("lamina.surfaces.analytic", "Sphere"),
     "torus": ("lamina.surfaces.analytic", "Torus"),
@@ -20,32 +26,82 @@ BUILT_IN = {
     "spike": ("lamina.surfaces.spherical_map", "spike"),
     "starfruit": ("lamina.surfaces.spherical_map", "starfruit"),
 }
+SPLATS = ("splat", "spz", "sog")
+NEURAL = ("torch", "safetensors", "decoder")
 
-READABLE = "meshes (OBJ, PLY, STL, OFF, GLB, GLTF), points (PLY, XYZ, NPZ) and networks of `lamina fit sns`"
+READABLE = (
+    "meshes (OBJ, PLY, STL, OFF, GLB, GLTF), points (PLY, XYZ, NPZ, NPY), Gaussian splats (PLY, SPLAT, SPZ, SOG) and "
+    "neural fields (NPZ, safetensors, PT, PTH, folders of DeepSDF)"
+)
 
 
-def load(path_or_name: str | Path, *, name: str | None = None) -> Surface:
+def load(
+    path_or_name: str | Path,
+    *,
+    name: str | None = None,
+    activation: str | None = None,
+    omega: float | None = None,
+    kind: str | None = None,
+    level: float | None = None,
+    output: str | None = None,
+    bounds: Any = None,
+    latent: int | str | Path | torch.Tensor | np.ndarray | Sequence[float] | None = None,
+    samples: int | None = None,
+) -> Surface:
     """The surface in a file, or the built-in one of that name, in float64.
 
-    Triangles in the file make a Mesh, points alone a PointCloud, a spherical neural surface a SphericalMap.
-    name: what the surface is called in reports, the file's stem unless given. Raises InputError when there is
-    no surface to be had.
+    Triangles in the file make a Mesh, points alone a PointCloud, Gaussians Splats, a spherical neural surface a
+    SphericalMap, and any other network whose layers can be told an Implicit. name: what the surface is called in
+    reports, the file's stem unless given. Raises InputError when there is no surface to be had.
+
+    Of neural fields may be said what their file does not say: activation ("relu", "elu", "tanh", "softplus:100",
+    "leaky_relu", "gelu", "silu", "sin"), omega in sin(omega (W x + b)), kind ("sdf", "logit" or "probability" of being
+    inside), level (of the surface), output ("none", "tanh", "sigmoid"), bounds (2, 3), latent (the number of a code,
+    the code, or a file of one), samples (how many points to spread over the surface).
     """
+    from lamina.surfaces.neural import FieldOptions
+
+    options = FieldOptions(activation, omega, kind, level, output, bounds, latent, samples)
     if str(path_or_name) in BUILT_IN:
+        _refuse_options(options.named(), str(path_or_name))
         return _built_in(str(path_or_name), name)
     path = Path(path_or_name)
-    kind = _kind_of(path)
-    if kind == "safetensors":
-        return _neural(path, name or path.stem)
+    found = _kind_of(path)
     try:
-        contents = READERS[kind](path)
-    except InputError:
-        raise
+        return _read(path, found, options, name or path.stem)
+    except FormatError as error:
+        raise InputError(f"{path} cannot be read as {_called(found)}: {_one_line(str(error))}") from error
+    except InputError as error:
+        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error
     except Exception as error:
         # Readers of other people's formats raise anything at all on a damaged file.
-        reason = str(error) if isinstance(error, FormatError) else f"{type(error).__name__}: {error}"
-        raise InputError(f"{path} cannot be read as {kind.upper()}: {_one_line(reason)}") from error
-    return _surface(contents, path, name or path.stem)
+        reason = _one_line(f"{type(error).__name__}: {error}")
+        raise InputError(f"{path} cannot be read as {_called(found)}: {reason}") from error
+
+
+def _read(path: Path, kind: str, options: Any, name: str) -> Surface:
+    from lamina.surfaces.neural import neural_surface
+
+    if kind in NEURAL and not _is_sns(path, kind):
+        return neural_surface(path, kind, options, name)
+    if kind == "npz" and _is_field(path):
+        return neural_surface(path, kind, options, name)
+    _refuse_options(options.named(), str(path))
+    if kind == "safetensors":
+        return _spherical(path, name)
+    if kind in SPLATS:
+        from lamina.surfaces.splat_files import SPLAT_READERS
+
+        return _splats(SPLAT_READERS[kind](path), name)
+    contents = READERS[kind](path)
+    if contents.splats is not None:
+        return _splats(contents.splats, name)
+    return _surface(contents, name)
+
+
+def _refuse_options(named: list[str], what: str) -> None:
+    if named:
+        raise InputError(f"{what} is no neural field; leave out {', '.join(named)}.")
 
 
 def _built_in(key: str, name: str | None) -> Surface:
@@ -55,30 +111,49 @@ def _built_in(key: str, name: str | None) -> Surface:
     return surface
 
 
-def _neural(path: Path, name: str) -> Surface:
+def _is_sns(path: Path, kind: str) -> bool:
+    from lamina.learn.checkpoint import load_tensors
+    from lamina.learn.sns import FORMAT
+
+    return kind == "safetensors" and load_tensors(path)[1].get("format") == FORMAT
+
+
+def _spherical(path: Path, name: str) -> Surface:
     from lamina.learn.sns import load_sns
     from lamina.surfaces.spherical_map import SphericalMap
 
     return SphericalMap(load_sns(path).double(), name=name)
 
 
-def _surface(contents: Contents, path: Path, name: str) -> Surface:
+def _is_field(path: Path) -> bool:
+    from lamina.surfaces.archives import read_npz
+    from lamina.surfaces.neural_files import is_field
+
+    return is_field(read_npz(path, lambda name: False)[1])
+
+
+def _splats(data: SplatData, name: str) -> Surface:
+    from lamina.surfaces.splats import Splats
+
+    if len(data.centres) == 0:
+        raise FormatError("it holds no Gaussians")
+    return Splats.from_data(data, name=name)
+
+
+def _surface(contents: Contents, name: str) -> Surface:
     points = torch.from_numpy(np.array(contents.points, dtype=np.float64))
     if len(points) == 0:
-        raise InputError(f"{path} holds no points; expected a mesh or a point cloud.")
-    try:
-        if contents.faces is not None:
-            from lamina.surfaces.mesh import Mesh
+        raise FormatError("it holds no points; expected a mesh or a point cloud")
+    if contents.faces is not None:
+        from lamina.surfaces.mesh import Mesh
 
-            surface = Mesh(points, torch.from_numpy(np.array(contents.faces, dtype=np.int64)), name=name)
-        else:
-            from lamina.surfaces.point_cloud import PointCloud
+        surface = Mesh(points, torch.from_numpy(np.array(contents.faces, dtype=np.int64)), name=name)
+    else:
+        from lamina.surfaces.point_cloud import PointCloud
 
-            normals = contents.normals
-            normals = None if normals is None else torch.from_numpy(np.array(normals, dtype=np.float64))
-            surface = PointCloud(points, normals, name=name)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        normals = contents.normals
+        normals = None if normals is None else torch.from_numpy(np.array(normals, dtype=np.float64))
+        surface = PointCloud(points, normals, name=name)
     surface.notes.extend(contents.notes)
     return surface
 
@@ -88,43 +163,57 @@ def _surface(contents: Contents, path: Path, name: str) -> Surface:
 
 def _kind_of(path: Path) -> str:
     """The format of the file, by content first, by extension where the content says nothing."""
-    if not path.exists():
-        if not path.suffix and path.name == str(path):
-            names = ", ".join(BUILT_IN)
-            raise InputError(f"'{path}' is neither a file nor a built-in surface; built in: {names}.")
-        raise InputError(f"there is no file {path}; give the path of a surface, {READABLE}.")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give one file: {READABLE}.")
+    from lamina.surfaces.latent_files import decoder_folder
+
     try:
+        if not path.exists():
+            if not path.suffix and path.name == str(path):
+                names = ", ".join(BUILT_IN)
+                raise InputError(f"'{path}' is neither a file nor a built-in surface; built in: {names}.")
+            raise InputError(f"there is no file {path}; give the path of a surface, {READABLE}.")
+        if decoder_folder(path) is not None:
+            return "decoder"
+        if path.is_dir():
+            raise InputError(f"{path} is a folder without specs.json or settings.yaml; give a file: {READABLE}.")
+        if not path.is_file():
+            raise InputError(f"{path} is no plain file; give a file: {READABLE}.")
         with path.open("rb") as file:
             head = file.read(65536)
-    except OSError as error:
-        raise InputError(f"{path} cannot be opened: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
     if not head.strip():
         raise InputError(f"{path} is empty; expected a surface: {READABLE}.")
     extension = path.suffix.lower().lstrip(".")
-    kind = _sniff(head, path.stat().st_size) or (extension if extension in READERS else None)
+    known = (*READERS, *SPLATS, *NEURAL)
+    kind = _sniff(path, head, path.stat().st_size)
+    kind = kind or {"pt": "torch", "pth": "torch"}.get(extension) or (extension if extension in known else None)
     if kind is None:
         called = f"the extension '{path.suffix}'" if path.suffix else "no extension"
         raise InputError(f"{path} has {called} and no content that is known; lamina reads {READABLE}.")
     return kind
 
 
-def _sniff(head: bytes, size: int) -> str | None:
+def _sniff(path: Path, head: bytes, size: int) -> str | None:
     """The format that the first bytes betray, or None."""
+    from lamina.surfaces.splat_files import sniff
+
     if head[:3] == b"ply" and head[3:4] in (b"\n", b"\r", b" "):
         return "ply"
     if head[:4] == b"glTF":
         return "glb"
     if head[:4] == b"PK\x03\x04":
-        return "npz"
-    if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < size:
+        return _sniff_archive(path)
+    if head[:6] == b"\x93NUMPY":
+        return "npy"
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "torch"  # a pickle, as torch wrote them before its archives
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
         return "safetensors"
     # A binary STL may begin with "solid", so its size, which is exact, is asked first.
     if size >= 84 and size == 84 + 50 * int.from_bytes(head[80:84], "little"):
         return "stl"
     if b"\0" in head:
-        return None
+        return sniff(head, size)
     lines = [line for line in data_lines(head.decode("utf-8", "replace")) if line]
     first = lines[0] if lines else ""
     if re.match(r"(ST)?C?N?4?OFF\b", first):
@@ -137,7 +226,26 @@ def _sniff(head: bytes, size: int) -> str | None:
         return "obj"
     if numbers(first) or (len(lines) > 1 and numbers(lines[1])):
         return "xyz"
-    return None
+    return sniff(head, size)
+
+
+def _sniff_archive(path: Path) -> str:
+    """What a zip archive holds, by the names of its members."""
+    from lamina.surfaces.archives import open_archive
+
+    try:
+        with open_archive(path) as archive:
+            names = archive.namelist()
+    except (FormatError, zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as an archive: {_one_line(str(error))}") from error
+    if any(name.endswith("/data.pkl") for name in names):
+        return "torch"
+    return "sog" if "meta.json" in names else "npz"
+
+
+def _called(kind: str) -> str:
+    names = {"torch": "a checkpoint of torch", "safetensors": "safetensors", "decoder": "DeepSDF"}
+    return names.get(kind, kind.upper())
 
 
 def _one_line(text: str) -> str:

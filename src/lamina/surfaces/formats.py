@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +137,8 @@ def _read_off(path: Path) -> Contents:
         raise FormatError(f"its first word is {header[0][:20]!r}, not OFF")
     counts, rows = (header[1:], lines[1:]) if len(header) > 1 else (lines[1].split(), lines[2:])
     vertex_count, face_count = int(counts[0]), int(counts[1])
+    if min(vertex_count, face_count) < 0:
+        raise FormatError(f"it announces {vertex_count} vertices and {face_count} faces")
     if len(rows) < vertex_count + face_count:
         raise FormatError(f"it announces {vertex_count} vertices and {face_count} faces but ends before them")
     points = np.array([row.split()[:3] for row in rows[:vertex_count]], dtype=np.float64).reshape(-1, 3)
@@ -161,18 +162,13 @@ def _read_stl(path: Path) -> Contents:
     return _welded(corners, np.arange(3 * count).reshape(-1, 3), "STL")
 
 
-def _read_glb(path: Path) -> Contents:
-    mesh = _trimesh(path, "glb")
-    return _welded(mesh.vertices, mesh.faces, "glTF")
-
-
 def _read_gltf(path: Path) -> Contents:
-    mesh = _trimesh(path, "gltf")
-    return _welded(mesh.vertices, mesh.faces, "glTF")
+    from lamina.surfaces.gltf import read_scene
+
+    return _welded(*read_scene(path), "glTF")
 
 
 def _trimesh(path: Path, kind: str):
-    """One mesh of all the geometry in the file, placed by the transforms of its scene."""
     import trimesh
     from trimesh.resolvers import FilePathResolver
 
@@ -207,6 +203,11 @@ def _read_xyz(path: Path) -> Contents:
     table = np.loadtxt(io.StringIO("\n".join(lines)), ndmin=2, dtype=np.float64)
     if table.shape[1] not in (3, 6):
         raise FormatError(f"its lines hold {table.shape[1]} numbers; expected x y z or x y z nx ny nz")
+    return _with_normals(table)
+
+
+def _with_normals(table: np.ndarray) -> Contents:
+    """Points (n, 3), or points and normals (n, 6)."""
     if table.shape[1] == 3:
         return Contents(table)
     length = np.linalg.norm(table[:, 3:], axis=1)
@@ -217,26 +218,33 @@ def _read_xyz(path: Path) -> Contents:
 
 
 def _read_npz(path: Path) -> Contents:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            wanted = ("points", "P", "xyz", "normals", "N", "vertices", "V", "faces", "F")
-            arrays = {key: archive[key] for key in archive.files if key in wanted}
-            found = ", ".join(archive.files[:8]) or "nothing"
-    except zipfile.BadZipFile as error:
-        raise FormatError("the archive is damaged") from error
+    from lamina.surfaces.archives import read_npz
+
+    wanted = ("points", "P", "xyz", "normals", "N", "vertices", "V", "faces", "F")
+    arrays, names = read_npz(path, lambda name: name in wanted)
+    found = ", ".join(names[:8])[:200] or "nothing"
     vertices = next((arrays[key] for key in ("vertices", "V", "points", "P", "xyz") if key in arrays), None)
     faces = next((arrays[key] for key in ("faces", "F") if key in arrays), None)
     normals = next((arrays[key] for key in ("normals", "N") if key in arrays), None)
     if vertices is None:
         raise FormatError(f"it holds {found}; expected points [and normals], or vertices and faces")
     for label, array in (("points", vertices), ("normals", normals)):
-        if array is not None and (array.ndim != 2 or array.shape[1] != 3):
-            raise FormatError(f"its {label} have the shape {array.shape}; expected (n, 3)")
+        if array is not None and (array.ndim != 2 or array.shape[1] != 3 or array.dtype.kind not in "fiu"):
+            raise FormatError(f"its {label} are {array.dtype} of shape {array.shape}; expected numbers (n, 3)")
     if faces is None:
         return Contents(vertices, None, normals)
     if faces.ndim != 2 or faces.dtype.kind not in "iu":
         raise FormatError(f"its faces are {faces.dtype} of shape {faces.shape}; expected integers (m, 3)")
     return Contents(vertices, fan(faces))
+
+
+def _read_npy(path: Path) -> Contents:
+    from lamina.surfaces.archives import read_npy
+
+    table = read_npy(path)
+    if table.ndim != 2 or table.shape[1] not in (3, 6) or table.dtype.kind not in "fiu":
+        raise FormatError(f"it holds {table.dtype} of shape {table.shape}; expected points (n, 3) or (n, 6)")
+    return _with_normals(table.astype(np.float64))
 
 
 def fan(polygons) -> np.ndarray:
@@ -249,8 +257,8 @@ def fan(polygons) -> np.ndarray:
         groups = [np.array([rows[i] for i in np.flatnonzero(sizes == n)], dtype=np.int64) for n in np.unique(sizes)]
     if any(group.shape[1] < 3 for group in groups):
         raise FormatError("it has a face with fewer than three corners")
-    fans = [group[:, [0, i, i + 1]] for group in groups for i in range(1, group.shape[1] - 1)]
-    return np.concatenate(fans)
+    fans = [np.stack([np.broadcast_to(g[:, :1], g[:, 2:].shape), g[:, 1:-1], g[:, 2:]], 2) for g in groups]
+    return np.concatenate([f.transpose(1, 0, 2).reshape(-1, 3) for f in fans])
 
 
 # Text
@@ -276,8 +284,9 @@ READERS: dict[str, Callable[[Path], Contents]] = {
     "obj": _read_obj,
     "off": _read_off,
     "stl": _read_stl,
-    "glb": _read_glb,
+    "glb": _read_gltf,
     "gltf": _read_gltf,
     "xyz": _read_xyz,
     "npz": _read_npz,
+    "npy": _read_npy,
 }

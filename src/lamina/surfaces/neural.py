@@ -1,0 +1,262 @@
+"""Surfaces of neural fields in files: the network, what its values mean, the box, and the side that is inside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.learn.fields import ACTIVATIONS, BOX, KINDS, OUTPUTS, Field, LatentDecoder, LevelFunction
+from lamina.surfaces.archives import read_npz
+from lamina.surfaces.base import Surface
+from lamina.surfaces.formats import FormatError
+from lamina.surfaces.latent_files import code_from, decoder_folder, read_decoder
+from lamina.surfaces.neural_files import Layers, build, decoder, layers_of_arrays, layers_of_state
+from lamina.surfaces.torch_files import read_checkpoint, tensors_in
+from lamina.surfaces.zero_set import value_and_gradient
+
+LARGEST_BOX = 64.0  # half the side of the largest box in which a surface is looked for unasked
+SIDE = 33  # points along a side of the grids on which signs are looked up
+ASKED = 1000  # points at which activations are compared
+FITS, BETTER = 0.1, 1 / 3  # deviation of |grad| from 1 with the right activation, and against that with ReLU
+CANDIDATES: tuple[dict[str, Any], ...] = (
+    {"activation": "sin", "omega": 30.0},
+    {"activation": "sin", "omega": 1.0},
+    {"activation": "elu"},
+    {"activation": "tanh"},
+    {"activation": "softplus", "beta": 100.0},
+    {"activation": "softplus", "beta": 1.0},
+    {"activation": "silu"},
+    {"activation": "gelu"},
+)
+
+
+@dataclass(frozen=True)
+class FieldOptions:
+    """What a user says of a neural field; None: what the file says, or else what is assumed."""
+
+    activation: str | None = None  # a name of fields.ACTIVATIONS; "softplus:100", "leaky_relu:0.2" with its number
+    omega: float | None = None
+    kind: str | None = None
+    level: float | None = None
+    output: str | None = None  # "none", or activations behind the last layer
+    bounds: Any = None  # (2, 3)
+    latent: int | str | Path | Tensor | np.ndarray | Sequence[float] | None = None
+    samples: int | None = None
+
+    def named(self) -> list[str]:
+        return [key for key, value in vars(self).items() if value is not None]
+
+    def entries(self) -> dict[str, Any]:
+        """As entries of FieldConfig and `latent`, checked."""
+        found: dict[str, Any] = {}
+        if self.activation is not None:
+            name, _, number = self.activation.lower().partition(":")
+            if name not in ACTIVATIONS:
+                raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+            found["activation"] = name
+            if number:
+                key = {"softplus": "beta", "leaky_relu": "slope", "sin": "omega"}.get(name)
+                if key is None or not _is_number(number):
+                    raise InputError(f"{self.activation!r} is none: softplus, leaky_relu and sin take one number.")
+                found[key] = float(number)
+        if self.omega is not None:
+            if self.activation is not None and found["activation"] != "sin":
+                raise InputError(f"omega goes with the activation sin, not with {self.activation}.")
+            found |= {"omega": float(self.omega), "activation": "sin"}
+        if self.kind is not None:
+            if self.kind not in KINDS:
+                raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(KINDS)}.")
+            found["kind"] = self.kind
+            if self.kind == "probability" and self.output is None:
+                found["output"] = ("sigmoid",)  # the weights of a network end before it
+        if self.output is not None:
+            found["output"] = tuple(word for word in self.output.lower().split() if word != "none")
+            unknown = [word for word in found["output"] if word not in OUTPUTS]
+            if unknown:
+                raise InputError(f"Unknown output {unknown[0]!r}; known: none, {', '.join(OUTPUTS)}.")
+        if self.level is not None:
+            found["level"] = float(self.level)
+        if self.latent is not None:
+            found["latent"] = _latent(self.latent)
+        return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _latent(given: Any) -> int | Tensor:
+    """The number of a code, or codes (k, L)."""
+    if isinstance(given, int):
+        return given
+    if isinstance(given, (str, Path)):
+        words = str(given).replace(",", " ").split()
+        if len(words) == 1 and words[0].isdigit():
+            return int(words[0])
+        if words and all(map(_is_number, words)):
+            return torch.tensor([float(word) for word in words], dtype=torch.float64)
+        if not Path(given).is_file():
+            raise InputError(f"latent is {str(given)!r}; expected a number, a code as numbers, or a file of one.")
+        return code_from(Path(given))
+    try:
+        return torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"latent must be the number of a code or its numbers, got {type(given).__name__}.") from error
+
+
+def neural_surface(path: Path, kind: str, options: FieldOptions, name: str) -> Surface:
+    """The zero set of the field in a file ("npz", "torch", "safetensors") or a folder ("decoder")."""
+    from lamina.surfaces.implicit import Implicit
+
+    field, layout, notes = _open(path, kind, options)
+    phi = LevelFunction(field)
+    box = options.bounds
+    if box is None:
+        box = torch.tensor(field.config.bounds, dtype=torch.float64)
+        if field.config.bounds == BOX:
+            box = _box_around(phi, box, notes)
+    surface = Implicit(phi, box, **({} if options.samples is None else {"samples": options.samples}), name=name)
+    if _all_negative(phi, surface.box):
+        phi = LevelFunction(field, -phi.sign)
+        notes.append("The field is positive inside; its sign was turned, so that normals point outwards.")
+        surface = Implicit(phi, box, **({} if options.samples is None else {"samples": options.samples}), name=name)
+    surface.notes.extend(notes)
+    surface.facts |= _facts(field, layout, surface)
+    return surface
+
+
+def _open(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str, list[str]]:
+    given = options.entries()
+    if kind == "safetensors":
+        from lamina.learn import fields
+        from lamina.learn.checkpoint import load_tensors
+
+        tensors, metadata = load_tensors(path)
+        if metadata.get("format") == fields.FORMAT:
+            field = fields.field_from(tensors, metadata, path).double()
+            return _adapted(field, given), "lamina neural field", []
+        layers = layers_of_state(tensors)
+    elif kind == "torch":
+        layers = layers_of_state(dict(tensors_in(_weights(read_checkpoint(path)))))
+    elif kind == "decoder":
+        folder = decoder_folder(path)
+        assert folder is not None
+        layers = read_decoder(folder, path if path.is_file() else None)
+    else:
+        layers = layers_of_arrays(read_npz(path)[0])
+    found, notes = _with_activation(layers, given)
+    field = build(layers, found)
+    if isinstance(field, LatentDecoder) and given.get("latent") is None and len(field.latents) > 1:
+        notes.append(f"Latent code 0 of {len(field.latents)} was taken; give latent to choose another.")
+    return field, layers.layout, notes
+
+
+def _weights(loaded: Any) -> Any:
+    """The part of a training checkpoint that is the model."""
+    if isinstance(loaded, dict):
+        for key in ("model_state_dict", "state_dict", "model", "decoder", "network"):
+            if isinstance(loaded.get(key), dict):
+                return loaded[key]
+    return loaded
+
+
+def _adapted(field: Field, given: dict[str, Any]) -> Field:
+    """A field of lamina's with the level, kind or latent code that the user wants."""
+    net = field.net if isinstance(field, LatentDecoder) else field
+    net.config = replace(net.config, **{key: value for key, value in given.items() if key in ("level", "kind")})
+    if "latent" not in given:
+        return field
+    if not isinstance(field, LatentDecoder):
+        raise FormatError("it takes the coordinates alone; leave out the latent code")
+    return decoder(net, field.latents.detach(), given["latent"]).requires_grad_(False).eval()
+
+
+def _with_activation(layers: Layers, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What is given, with an activation: the file's, or ReLU unless with another one |grad| is nearly 1.
+
+    A network that was trained as a distance has |grad| = 1 almost everywhere with its own activation alone.
+    """
+    if layers.activation is not None or "activation" in given:
+        return given, []
+    best, deviation = {"activation": "relu"}, _deviation(layers, given)
+    limit = min(FITS, BETTER * deviation)
+    for candidate in CANDIDATES:
+        trial = _deviation(layers, given | candidate)
+        if trial < limit:
+            best, limit = candidate, trial
+    number = "".join(f":{value:g}" for key, value in best.items() if key != "activation")
+    why = "the usual one" if best["activation"] == "relu" else "with which |grad| is nearest to 1"
+    note = f"The file does not name its activation: {best['activation']}{number}, {why}, was taken."
+    return given | best, [note + " Give activation to choose another."]
+
+
+def _deviation(layers: Layers, given: dict[str, Any]) -> float:
+    """Median of ||grad| - 1| in the box [-1, 1]^3."""
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.rand(ASKED, 3, generator=generator, dtype=torch.float64) - 1
+    _, gradient = value_and_gradient(build(layers, given), x)
+    return float(torch.nan_to_num(gradient.norm(dim=1) - 1, nan=torch.inf).abs().median())
+
+
+def _box_around(phi: LevelFunction, box: Tensor, notes: list[str]) -> Tensor:
+    """[-1, 1]^3, in which most fields are made, or a larger box if there the field has one sign only."""
+    scale = 1.0
+    while scale < LARGEST_BOX and not _changes_sign(phi, scale * box):
+        scale *= 2
+    found = scale < LARGEST_BOX
+    scale = scale if found else 1.0
+    why = "" if scale == 1 else ", the first with a change of sign"
+    notes.append(f"The file names no box: [-{scale:g}, {scale:g}]^3{why} was taken; give bounds for another.")
+    return scale * box
+
+
+def _grid(box: Tensor) -> Tensor:
+    axes = [torch.linspace(float(a), float(b), SIDE, dtype=torch.float64) for a, b in zip(*box.tolist(), strict=True)]
+    return torch.cartesian_prod(*axes)
+
+
+def _changes_sign(phi: LevelFunction, box: Tensor) -> bool:
+    with torch.no_grad():
+        values = phi(_grid(box))
+    return bool((values < 0).any() and (values > 0).any())
+
+
+def _all_negative(phi: LevelFunction, box: Tensor) -> bool:
+    """Whether phi is negative on all sides of the box, which are outside if the surface is in it."""
+    x = _grid(box)
+    with torch.no_grad():
+        return bool((phi(x[((x == x.amin(0)) | (x == x.amax(0))).any(1)]) < 0).all())
+
+
+def _facts(field: Field, layout: str, surface: Any) -> dict[str, Any]:
+    """What `lamina info` says of a field."""
+    config = field.config
+    widths = "-".join(map(str, (config.latent + 3, *config.widths, 1)))
+    number = {"sin": config.omega, "softplus": config.beta, "leaky_relu": config.slope}.get(config.activation)
+    _, gradient = value_and_gradient(surface.phi, surface.points)
+    length = gradient.norm(dim=1)
+    low, middle, high = (float(length.quantile(q)) for q in (0.05, 0.5, 0.95))
+    latent = f"{field.chosen} of {len(field.latents)}" if isinstance(field, LatentDecoder) else "none"
+    return {
+        "format": layout,
+        "network": f"perceptron {widths}" + (f", input again before {list(config.skips)}" if config.skips else ""),
+        "activation": config.activation + ("" if number is None else f":{number:g}"),
+        "output": " ".join(config.output) or "none",
+        "parameters": sum(p.numel() for p in field.parameters()),
+        "latent": latent,
+        "field": f"{config.kind}, surface at {config.value_on_surface:g}",
+        "box": surface.box.tolist(),
+        "gradient": {"5%": low, "median": middle, "95%": high},
+        "distance": low > 0.5 and high < 2,
+    }
