@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from lamina.errors import InputError
+
 
 class Device(StrEnum):
     cpu = "cpu"
@@ -27,8 +29,25 @@ class Precision(StrEnum):
 SurfaceArg = Annotated[
     str,
     typer.Argument(
-        help="A file (OBJ, PLY, STL, OFF, GLB, XYZ, NPZ, fitted SNS) or sphere, torus, ellipsoid, spike, starfruit."
+        help="A file: mesh (OBJ, PLY, STL, OFF, GLB), points (PLY, XYZ, NPZ), Gaussian splats (PLY, SPLAT, SPZ, SOG), "
+        "neural field (NPZ, safetensors, PT, a folder of DeepSDF), what lamina fit wrote; or a name: sphere, torus, "
+        "ellipsoid, spike, starfruit, flower, tree, bobbly, finespiral, ..."
     ),
+]
+Activation = Annotated[
+    str | None,
+    typer.Option(help="Of a neural field: relu, elu, tanh, softplus:100, leaky_relu, gelu, silu or sin."),
+]
+Omega = Annotated[float | None, typer.Option(help="Of a neural field: omega in sin(omega (W x + b)).")]
+FieldKind = Annotated[
+    str | None, typer.Option("--field", help="What a neural field gives: sdf, logit or probability (of being inside).")
+]
+Level = Annotated[float | None, typer.Option(help="Of a neural field: its value on the surface.")]
+Bounds = Annotated[
+    str | None, typer.Option(help='Of a neural field: the box with the surface, "x0,y0,z0,x1,y1,z1".')
+]
+Latent = Annotated[
+    str | None, typer.Option(help="Of a neural field: number of a latent code, its entries, or a file (.npy, .pth).")
 ]
 Exact = Annotated[
     str | None, typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.")
@@ -55,6 +74,27 @@ Out = Annotated[Path | None, typer.Option(help="Folder for solution.ply, solutio
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
+def said_of_field(
+    activation: str | None,
+    omega: float | None,
+    kind: str | None,
+    level: float | None,
+    bounds: str | None,
+    latent: str | None,
+) -> dict[str, Any]:
+    """The options of neural fields as lamina.load takes them."""
+    box = None
+    if bounds is not None:
+        try:
+            numbers = [float(word) for word in bounds.replace(",", " ").split()]
+        except ValueError:
+            numbers = []
+        if len(numbers) != 6:
+            raise InputError(f'--bounds is {bounds!r}; expected six numbers, "x0,y0,z0,x1,y1,z1".')
+        box = [numbers[:3], numbers[3:]]
+    return {"activation": activation, "omega": omega, "kind": kind, "level": level, "bounds": box, "latent": latent}
+
+
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts))
@@ -62,7 +102,7 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
     width = max(len(k) for k in facts)
     for key, value in facts.items():
         if isinstance(value, dict):
-            value = ", ".join(f"{k} {v:.3g}" for k, v in value.items())
+            value = ", ".join(f"{k} {v:.3g}" for k, v in value.items()) or "none"
         elif isinstance(value, float):
             value = f"{value:.6g}"
         elif isinstance(value, list):

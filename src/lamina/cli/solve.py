@@ -10,17 +10,23 @@ from typing import Annotated, Any
 import typer
 
 from lamina.cli.options import (
+    Activation,
     As,
     BandRadius,
+    Bounds,
     Device,
     DeviceOpt,
     DType,
     Exact,
     Extension,
+    FieldKind,
     Form,
     Json,
+    Latent,
+    Level,
     Nodes,
     Noise,
+    Omega,
     Order,
     Out,
     Precision,
@@ -32,6 +38,7 @@ from lamina.cli.options import (
     SurfaceArg,
     Weights,
     print_facts,
+    said_of_field,
 )
 from lamina.errors import InputError
 
@@ -57,6 +64,12 @@ def solve_poisson(
     samples: Samples = 10000,
     noise: Noise = 0.0,
     seed: Seed = 0,
+    activation: Activation = None,
+    omega: Omega = None,
+    field: FieldKind = None,
+    level: Level = None,
+    bounds: Bounds = None,
+    latent: Latent = None,
     device: DeviceOpt = Device.cpu,
     dtype: DType = Precision.float64,
     out: Out = None,
@@ -68,8 +81,9 @@ def solve_poisson(
 
     run = _Run("poisson", json_, out)
     f, true = parse(rhs), None if exact is None else parse(exact)
+    said = said_of_field(activation, omega, field, level, bounds, latent)
     domain = run.domain(
-        surface, form, samples, noise, seed, spacing=spacing, nodes=nodes, order=order, extension=extension,
+        surface, form, samples, noise, seed, said=said, spacing=spacing, nodes=nodes, order=order, extension=extension,
         scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
         dtype=dtype.value,
     )  # fmt: skip
@@ -104,6 +118,12 @@ def solve_heat(
     samples: Samples = 10000,
     noise: Noise = 0.0,
     seed: Seed = 0,
+    activation: Activation = None,
+    omega: Omega = None,
+    field: FieldKind = None,
+    level: Level = None,
+    bounds: Bounds = None,
+    latent: Latent = None,
     device: DeviceOpt = Device.cpu,
     dtype: DType = Precision.float64,
     out: Out = None,
@@ -117,8 +137,9 @@ def solve_heat(
     start, true = parse(initial), None if exact is None else parse(exact, variables=("x", "y", "z", "t"))
     if snapshots < 1:
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
+    said = said_of_field(activation, omega, field, level, bounds, latent)
     domain = run.domain(
-        surface, form, samples, noise, seed, spacing=spacing, nodes=nodes, order=order, extension=extension,
+        surface, form, samples, noise, seed, said=said, spacing=spacing, nodes=nodes, order=order, extension=extension,
         scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
         dtype=dtype.value,
     )  # fmt: skip
@@ -133,16 +154,28 @@ def solve_heat(
     run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method})
 
 
-def info(surface: SurfaceArg, json_: Json = False) -> None:
+def info(
+    surface: SurfaceArg,
+    activation: Activation = None,
+    omega: Omega = None,
+    field: FieldKind = None,
+    level: Level = None,
+    bounds: Bounds = None,
+    latent: Latent = None,
+    json_: Json = False,
+) -> None:
     """Say what a surface is: representation, size, area, parts, thickness, the spacing lamina would use."""
     from lamina.schemes import choose_scheme
     from lamina.sizing import choose_spacing, describe
     from lamina.surfaces.files import load
 
-    shape = load(surface)
+    shape = load(surface, **said_of_field(activation, omega, field, level, bounds, latent))
     why, scheme, order = choose_scheme(shape, "auto", None, None)
     facts = describe(shape) | {"scheme": scheme, "scheme_reason": why, "order": order}
-    facts |= {"default_spacing": choose_spacing(shape, scheme), "notes": shape.notes}
+    facts |= {"default_spacing": choose_spacing(shape, scheme), **shape.facts}
+    if isinstance(dropped := getattr(shape, "dropped", None), dict):
+        facts["dropped"] = dropped
+    facts["notes"] = shape.notes
     print_facts(facts, json_)
 
 
@@ -164,6 +197,7 @@ class _Run:
         noise: float,
         seed: int,
         *,
+        said: dict[str, Any],
         dtype: str,
         extension: Any,
         weights: Path | None,
@@ -179,7 +213,7 @@ class _Run:
             if extension not in ("attention", "auto"):
                 raise InputError(f"--weights goes with --extension attention, not with {extension}.")
             extension = Attention(weights)
-        surface = load(name)
+        surface = load(name, **said)
         original = surface
         if form is not None:
             surface = sampled(surface, samples, noise, seed)

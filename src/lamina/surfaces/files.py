@@ -19,13 +19,18 @@ from lamina.surfaces.formats import READERS, Contents, FormatError, data_lines, 
 if TYPE_CHECKING:
     from lamina.surfaces.splat_files import SplatData
 
-BUILT_IN = {
+BUILT_IN = {  # module, factory and its arguments
     "sphere": ("lamina.surfaces.analytic", "Sphere"),
     "torus": ("lamina.surfaces.analytic", "Torus"),
     "ellipsoid": ("lamina.surfaces.analytic", "Ellipsoid"),
     "spike": ("lamina.surfaces.spherical_map", "spike"),
     "starfruit": ("lamina.surfaces.spherical_map", "starfruit"),
 }
+MAPS = (
+    "smallspike", "flower", "smallflower", "tree", "smalltree", "bobbly", "smallbobble", "laundryball", "finespiral",
+    "spiralegg",
+)  # fmt: skip
+BUILT_IN |= {key: ("lamina.surfaces.sphere_maps", "sphere_map", key) for key in MAPS}
 SPLATS = ("splat", "spz", "sog")
 NEURAL = ("torch", "safetensors", "decoder")
 
@@ -105,8 +110,8 @@ def _refuse_options(named: list[str], what: str) -> None:
 
 
 def _built_in(key: str, name: str | None) -> Surface:
-    module, factory = BUILT_IN[key]
-    surface = getattr(importlib.import_module(module), factory)()
+    module, factory, *arguments = BUILT_IN[key]
+    surface = getattr(importlib.import_module(module), factory)(*arguments)
     surface.name = name or key
     return surface
 
@@ -137,7 +142,10 @@ def _splats(data: SplatData, name: str) -> Surface:
 
     if len(data.centres) == 0:
         raise FormatError("it holds no Gaussians")
-    return Splats.from_data(data, name=name)
+    parts = (data.centres, data.scales, data.rotations, data.opacities, data.colours)
+    surface = Splats(*(torch.from_numpy(np.array(part, dtype=np.float64)) for part in parts), name=name)
+    surface.notes.extend(data.notes)
+    return surface
 
 
 def _surface(contents: Contents, name: str) -> Surface:
