@@ -20,6 +20,9 @@ LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to b
 LINK_REACH = 4.0  # a link may be this many times longer than the local spacing at its denser end
 RAYS = 32  # directions in which a Voronoi cell is measured
 OPEN_END = 8  # a cell that reaches beyond this neighbour is open there
+# Spacings that a surface goes on for beyond the samples on its rims. It is 0.45 for samples on a grid and 0.2 for
+# random ones, of which those on the rim are the outermost of many.
+BEYOND = 0.35
 
 
 class PointTree:
@@ -119,12 +122,11 @@ def voronoi_areas(points: Tensor, normals: Tensor, k: int = 20) -> Tensor:
     laid into the plane at the distance |plane part| / cos(half the angle between the normals), which is that
     in space on a sphere and, unlike it, ignores noise across the surface. Those that look the other way
     (n_i . n_j <= 0) are on another sheet and do not count. Where a cell has no end nearby the surface has:
-    it is cut at half a spacing.
-    The total of 10,000 random samples is within 0.5 % on the unit sphere; an open square gains 5 % at 2,000.
+    it is cut a third of a spacing away.
+    The total of 10,000 random samples is within 0.5 % on the unit sphere, that of 2,000 within 4 % on a square.
     """
     index, distance = k_nearest(points, min(k + 1, len(points)))
-    angle = torch.arange(RAYS, dtype=points.dtype, device=points.device) * (2 * math.pi / RAYS)
-    ray = torch.stack([angle.cos(), angle.sin()], 1)
+    ray = rays(points)
     areas = torch.empty_like(points[:, 0])
     for rows in torch.arange(len(points), device=points.device).split(max(1, 2**22 // (RAYS * k))):
         near = index[rows, 1:]
@@ -133,18 +135,39 @@ def voronoi_areas(points: Tensor, normals: Tensor, k: int = 20) -> Tensor:
         agreement = dot(normals[rows, None], normals[near])
         plane = plane * ((1 + agreement) / 2).clamp_min(0.5).rsqrt()[..., None]
         facing = (agreement > 0)[..., None]
-        areas[rows] = _cell_areas(plane, facing, ray, distance[rows, OPEN_END, None], distance[rows, 4, None])
+        areas[rows] = _cell_areas(plane, facing, ray, distance[rows, OPEN_END, None])
     return areas
 
 
-def _cell_areas(plane: Tensor, facing: Tensor, ray: Tensor, farthest: Tensor, spacing: Tensor) -> Tensor:
-    """Areas (n,) of the cells of the origin among plane (n, k, 2), seen along ray (r, 2)."""
+def rays(like: Tensor) -> Tensor:
+    """Unit vectors (32, 2) all around."""
+    angle = torch.arange(RAYS, dtype=like.dtype, device=like.device) * (2 * math.pi / RAYS)
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def cell_ends(plane: Tensor, facing: Tensor, ray: Tensor) -> tuple[Tensor, Tensor]:
+    """Where (n, r) the Voronoi cell of the origin among plane (n, k, 2) ends along ray (r, 2), and because of whom.
+
+    Those with facing (n, k, 1) False do not count; infinite where a cell is open.
+    """
     along = plane @ ray.T
     rho = ((plane**2).sum(-1, keepdim=True) / (2 * along)).masked_fill(~((along > 0) & facing), torch.inf)
     rho, which = rho.min(1)
+    return rho, which
+
+
+def spacing_of(distance: Tensor, neighbour: int, roomy: Tensor) -> Tensor:
+    """Side (n, 1) of the square that each sample fills, d sqrt(pi f / j), from the distance d (n, 1) of the j-th
+    neighbour and the part f of rays that are not roomy (n, r): where these are, the disc is not full."""
+    return distance * (math.pi / neighbour * (1 - roomy.to(distance.dtype).mean(1, keepdim=True))).sqrt()
+
+
+def _cell_areas(plane: Tensor, facing: Tensor, ray: Tensor, farthest: Tensor) -> Tensor:
+    """Areas (n,) of the cells of the origin among plane (n, k, 2), seen along ray (r, 2)."""
+    rho, which = cell_ends(plane, facing, ray)
     mirror = plane.gather(1, which[..., None].expand(-1, -1, 2))  # the point whose bisector ends each ray
     is_open = rho > farthest
-    rho = torch.where(is_open, 0.5 * spacing, rho)
+    rho = torch.where(is_open, BEYOND * spacing_of(farthest, OPEN_END, is_open), rho)
     mirror = torch.where(is_open[..., None], 2 * rho[..., None] * ray, mirror)
     here, there = rho[..., None] * ray, (rho[..., None] * ray).roll(-1, 1)
     other = mirror.roll(-1, 1)

@@ -25,6 +25,7 @@ class ClosestPoints:
     normals: Tensor  # (n, 3) unit normals there
     component: Tensor  # (n,) int64, the connected component that each lies on
     face: Tensor | None = None  # (n,) int64, the face of a mesh that each lies on
+    beyond: Tensor | None = None  # (n,) bool, whether the foot was brought back from beyond a rim; None: nowhere
 
 
 @dataclass(frozen=True)

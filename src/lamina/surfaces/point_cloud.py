@@ -12,11 +12,13 @@ from lamina.geometry.jets import project
 from lamina.geometry.lattice import Lattice, nodes_within
 from lamina.geometry.neighbours import connected_pieces, k_nearest, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
+from lamina.geometry.rims import Rims, find_rims
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
 FEWEST_POINTS, FEWEST_IN_COMPONENT = 20, 10
+RIM_STEPS = 4  # to bring a foot back to a rim; one is enough on a plane
 
 
 class PointCloud(Surface):
@@ -46,6 +48,15 @@ class PointCloud(Surface):
         self.component = self._component[self._unique_of]
         self.areas = self._share_areas()
         self._fit: Fit | None = None
+        self._rims: Rims | None = None
+
+    @property
+    def rims(self) -> Rims:
+        """Where the fitted surface ends, for each of its samples."""
+        if self._rims is None:
+            cloud = self.fit.cloud
+            self._rims = find_rims(cloud.points, cloud.normals, cloud.neighbours)
+        return self._rims
 
     @property
     def fit(self) -> Fit:
@@ -91,6 +102,7 @@ class PointCloud(Surface):
         moved = super().to(device, dtype)
         assert isinstance(moved, PointCloud)
         moved._fit = None if self._fit is None else self._fit.to(device, dtype)
+        moved._rims = None if self._rims is None else self._rims.to(device, dtype)
         return moved
 
     def _find_features(self) -> SurfaceFeatures:
@@ -114,7 +126,25 @@ class PointCloud(Surface):
         index = near.gather(1, nearest[:, None])[:, 0]
         again = nearest.nonzero()[:, 0]
         points[again], normals[again] = project(fit.jets, x[again], index[again])
-        return ClosestPoints(points, normals, fit.cloud.component[index])
+        points, normals, beyond = self._within_rims(x, points, normals, index)
+        return ClosestPoints(points, normals, fit.cloud.component[index], beyond=beyond)
+
+    def _within_rims(self, x: Tensor, points: Tensor, normals: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Feet and normals, those beyond a rim brought back to it, as feet of places moved back along the surface.
+
+        Also which were (n,).
+        """
+        rims, centres = self.rims, self.fit.cloud.points
+        x, beyond = x.clone(), torch.zeros_like(index, dtype=torch.bool)
+        for _ in range(RIM_STEPS):
+            excess = rims.excess(centres, points, index)
+            out = (excess > 1e-9 * rims.limit[index]).nonzero()[:, 0]
+            if not len(out):
+                break
+            x[out] -= excess[out, None] * rims.outward[index[out]]
+            points[out], normals[out] = project(self.fit.jets, x[out], index[out])
+            beyond[out] = True
+        return points, normals, beyond
 
     def _nodes_near_samples(self, lattice: Lattice, radius: float) -> tuple[Tensor, Tensor]:
         """Nodes (n, 3) within radius of a component's samples, and the nearest (n,) of these samples."""

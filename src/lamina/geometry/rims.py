@@ -1,0 +1,88 @@
+"""Where a sampled surface ends: its rims, and how far a foot lies beyond them.
+
+A sample lies on a rim when a large empty disc touches it in its tangent plane: the rim of the alpha shape of the
+samples (Edelsbrunner, Kirkpatrick and Seidel 1983, "On the shape of a set of points in the plane"). Random samples
+leave discs of twice the spacing empty now and then, of three times never: so a rim needs the larger ones somewhere,
+and goes on along the smaller ones. The surface ends a third of a spacing beyond the samples on its rims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lamina.geometry.neighbours import BEYOND, LINK_TURN, cell_ends, rays, spacing_of, tangent_frames
+from lamina.geometry.triangles import dot
+
+NEIGHBOURS, MORE_NEIGHBOURS = 32, 128  # among which empty discs are looked for, and then surely found
+NEAR = 12  # the distance of this neighbour is about two spacings, the radius of discs that may be empty by chance
+LARGE = 1.5  # times as large, they are not
+
+
+@dataclass(frozen=True)
+class Rims:
+    """For each of m samples the half plane in which its part of the surface ends, (x - p) . outward <= limit."""
+
+    outward: Tensor  # (m, 3) unit tangent that leads off the surface, zero where the sample is on no rim
+    limit: Tensor  # (m,) infinite where the sample is on no rim
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Rims:
+        return Rims(*(v.to(device=device, dtype=dtype) for v in (self.outward, self.limit)))
+
+    @property
+    def count(self) -> int:
+        return int(torch.isfinite(self.limit).sum())
+
+    def excess(self, points: Tensor, feet: Tensor, index: Tensor) -> Tensor:
+        """How far (n,) feet (n, 3) of samples index (n,) among points (m, 3) lie beyond their rims; 0: not."""
+        return (dot(feet - points[index], self.outward[index]) - self.limit[index]).clamp_min(0)
+
+
+def find_rims(points: Tensor, normals: Tensor, neighbours: Callable[[Tensor, int], Tensor]) -> Rims:
+    """The rims of a surface through points (m, 3) with normals (m, 3).
+
+    neighbours(rows, k): the k nearest (n, k) of samples `rows`, first the sample itself. `outward` is the mean of the
+    rays along which there is room for a disc; where there is room on all sides, as around a wire, there is no rim.
+    """
+    outward, limit = torch.zeros_like(points), torch.full_like(points[:, 0], torch.inf)
+    every = torch.arange(len(points), device=points.device)
+    rows = every[_room(points, normals, neighbours(every, NEIGHBOURS))[0].any(1)]
+    if not len(rows):
+        return Rims(outward, limit)
+    near = neighbours(rows, MORE_NEIGHBOURS)
+    roomy, wide, reach = _room(points, normals, near)
+    sure = torch.zeros_like(limit, dtype=torch.bool)
+    sure[rows] = wide.any(1)
+    mean = roomy.to(points.dtype) @ rays(points) / roomy.shape[1]
+    size = (mean**2).sum(1).sqrt()
+    on_rim = ((size > 0.02) & sure[near[:, : NEAR + 1]].any(1)).nonzero()[:, 0]
+    rows = rows[on_rim]
+    tangents = tangent_frames(normals[rows])[:, :2]
+    outward[rows] = ((mean / size.clamp_min(1e-30)[:, None])[on_rim, None] @ tangents)[:, 0]
+    limit[rows] = BEYOND * spacing_of(reach, min(NEAR, near.shape[1] - 1), roomy)[on_rim, 0]
+    return Rims(outward, limit)
+
+
+def _room(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Along which rays (n, r) an empty disc touches the samples near[:, 0], and a large one; and the distance (n, 1)
+    to compare with.
+
+    Along a ray e the largest empty disc has the radius min_j |p_j|^2 / (2 e . p_j) over the neighbours p_j, laid into
+    the tangent plane. Those on a sheet back to back (n_i . n_j <= -1/2) do not count, those across an edge do.
+    """
+    ray = rays(points)
+    last = min(NEAR, near.shape[1] - 1)
+    found = []
+    for block in near.split(max(1, 2**22 // (len(ray) * near.shape[1]))):
+        own, others = block[:, 0], block[:, 1:]
+        tangents = tangent_frames(normals[own])[:, :2]
+        offset = points[others] - points[own, None]
+        facing = dot(normals[own, None], normals[others]) > LINK_TURN
+        reach = dot(offset, offset).sqrt()[:, last - 1, None]
+        radius, _ = cell_ends(offset @ tangents.transpose(1, 2), facing[..., None], ray)
+        found.append((radius > reach, radius > LARGE * reach, reach))
+    roomy, wide, reach = (torch.cat(part) for part in zip(*found, strict=True))
+    return roomy, wide, reach
