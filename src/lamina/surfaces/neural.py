@@ -119,7 +119,7 @@ def neural_surface(path: Path, kind: str, options: FieldOptions, name: str) -> S
     """The zero set of the field in a file ("npz", "torch", "safetensors") or a folder ("decoder")."""
     from lamina.surfaces.implicit import Implicit
 
-    field, layout, notes = _open(path, kind, options)
+    field, layout, notes = open_field(path, kind, options)
     phi = LevelFunction(field)
     box = options.bounds
     if box is None:
@@ -136,7 +136,8 @@ def neural_surface(path: Path, kind: str, options: FieldOptions, name: str) -> S
     return surface
 
 
-def _open(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str, list[str]]:
+def open_field(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str, list[str]]:
+    """The field in a file or folder, in float64, what that was recognised as, and what was assumed."""
     given = options.entries()
     if kind == "safetensors":
         from lamina.learn import fields
