@@ -76,6 +76,84 @@ def train(
         print_facts({"out": str(out), **last}, json_)
 
 
+FieldOut = Annotated[Path, typer.Option("--out", "-o", help="File for the network, .safetensors.")]
+FieldSteps = Annotated[int | None, typer.Option(help="Steps of Adam.")]
+FieldWidth = Annotated[int | None, typer.Option(help="Width of the network.")]
+FieldDepth = Annotated[int | None, typer.Option(help="Hidden layers of the network.")]
+FieldActivation = Annotated[str | None, typer.Option(help="sin, relu, softplus, elu, silu, gelu or tanh.")]
+FieldSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
+
+
+@fit.command("siren")
+def fit_siren(
+    surface: SurfaceArg,
+    out: FieldOut,
+    steps: FieldSteps = None,
+    width: FieldWidth = None,
+    depth: FieldDepth = None,
+    seed: FieldSeed = 0,
+    device: DeviceOpt = Device.cpu,
+    json_: Json = False,
+) -> None:
+    """Fit a SIREN, a network with sines whose values are signed distances, to a surface that has an inside."""
+    _fit_fields("siren", [surface], out, seed, device, json_, steps=steps, width=width, depth=depth)
+
+
+@fit.command("occupancy")
+def fit_occupancy(
+    surface: SurfaceArg,
+    out: FieldOut,
+    steps: FieldSteps = None,
+    width: FieldWidth = None,
+    depth: FieldDepth = None,
+    activation: FieldActivation = None,
+    seed: FieldSeed = 0,
+    device: DeviceOpt = Device.cpu,
+    json_: Json = False,
+) -> None:
+    """Fit an occupancy network, whose values are logits of being inside, to a surface that has an inside."""
+    _fit_fields(
+        "occupancy", [surface], out, seed, device, json_, steps=steps, width=width, depth=depth, activation=activation
+    )
+
+
+@fit.command("deepsdf")
+def fit_deepsdf(
+    surfaces: Annotated[list[str], typer.Argument(help="One or several surfaces with an inside, in one place.")],
+    out: FieldOut,
+    steps: FieldSteps = None,
+    width: FieldWidth = None,
+    depth: FieldDepth = None,
+    activation: FieldActivation = None,
+    latent: Annotated[int | None, typer.Option(help="Length of the code of each surface.")] = None,
+    seed: FieldSeed = 0,
+    device: DeviceOpt = Device.cpu,
+    json_: Json = False,
+) -> None:
+    """Fit a DeepSDF auto-decoder, one network with a code for each of several surfaces."""
+    _fit_fields(
+        "deepsdf", surfaces, out, seed, device, json_,
+        steps=steps, width=width, depth=depth, activation=activation, latent=latent,
+    )  # fmt: skip
+
+
+def _fit_fields(
+    kind: str, surfaces: list[str], out: Path, seed: int, device: Device, as_json: bool, **asked: Any
+) -> None:
+    from lamina.learn.field_fit import fit_from_surfaces, plan_for
+    from lamina.learn.fields import save_field
+    from lamina.progress import progress
+    from lamina.surfaces.files import load
+
+    plan = plan_for(kind, **{key: value for key, value in asked.items() if value is not None})
+    with progress("fitting", False if as_json else None) as update:
+        field, facts = fit_from_surfaces(
+            [load(name) for name in surfaces], plan, seed=seed, device=device.value, report=update
+        )
+    facts["seed"] = seed
+    print_facts({"out": str(save_field(out, field, fit=facts)), **facts}, as_json)
+
+
 @fit.command("sns")
 def fit_spherical(
     surface: SurfaceArg,

@@ -1,0 +1,244 @@
+"""Neural fields fitted to a surface: signed distances (SIREN, DeepSDF) and occupancy.
+
+With d and g the signed distance to the surface and its gradient, at places on it, near it and in the box around it,
+and v a random direction with mean square 1 an axis, minimised is the mean of
+
+    siren       s(d) (10 |phi - d| + 0.1 (v . (grad phi - g))^2),                      s(d) = 1 / (1 + |d| / 0.1)
+    deepsdf     10 |clamp(phi) - clamp(d)| + 0.1 [|d| < 0.1] (v . (grad phi - g))^2 + 1e-3 |z|^2,  clamp at +-0.1
+    occupancy   H(sigmoid(-d / tau), phi) + 0.1 s(d) (v . (tau grad phi + g))^2,       s(d) = sech^2(d / 2 tau)
+
+in units of the shape's longest half-extent. The mean over v of the square is |grad phi - g|^2: both the normals and
+|grad phi| = 1 at the price of one derivative in forward mode. H is the cross-entropy of a logit phi against a
+probability: with hard labels the boundary could be anywhere between samples, a width of tau = 0.01 tells it where.
+Sitzmann et al. (2020), "Implicit neural representations with periodic activation functions"; Park et al. (2019),
+"DeepSDF"; Mescheder et al. (2019), "Occupancy networks".
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lamina.device import available
+from lamina.errors import InputError
+from lamina.geometry.triangles import dot
+from lamina.learn.field_error import field_error
+from lamina.learn.field_target import MARGIN, FieldTarget, field_target
+from lamina.learn.fields import Field, FieldConfig, LatentDecoder, Perceptron
+from lamina.surfaces.base import Surface
+
+FAR = 0.1  # distance beyond which errors count less, or not at all
+WIDTH = 0.01  # tau
+SLOPE_WEIGHT, VALUE_WEIGHT, CODE_WEIGHT = 0.1, 10.0, 1e-3
+NEAREST, FARTHEST = 0.002, 0.1  # standard deviations of places near the surface, spread evenly in their logarithm
+WARM_UP = 0.05  # part of the steps in which the learning rate rises
+
+Report = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class FieldFit:
+    """What is fitted and how: `depth` hidden layers of `width`; latent: length of the codes of deepsdf.
+
+    pool: places at which distances are computed, for each surface; batch: how many of them a step sees.
+    """
+
+    kind: str = "siren"
+    width: int = 128
+    depth: int = 3
+    activation: str = "sin"
+    omega: float = 30.0
+    latent: int = 8
+    steps: int = 2000
+    batch: int = 2048
+    pool: int = 200_000
+    rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.kind not in LOSSES:
+            raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(LOSSES)}.")
+        counts = {key: getattr(self, key) for key in ("width", "depth", "latent", "steps", "batch", "pool")}
+        for key, value in counts.items():
+            if value < 1:
+                raise InputError(f"{key} must be at least 1, got {value}.")
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise InputError(f"rate must be a positive number, got {self.rate!r}.")
+
+    def config(self, box: Tensor, centre: Tensor, scale: float) -> FieldConfig:
+        """Of a field in the coordinates x, whose surface lies in the box (2, 3)."""
+        family = self.kind == "deepsdf"
+        return FieldConfig(
+            widths=(self.width,) * self.depth,
+            activation=self.activation,
+            latent=self.latent if family else 0,
+            skips=(self.depth // 2 + 1,) if family and self.depth > 2 else (),
+            beta=20.0,
+            omega=self.omega,
+            centre=tuple(centre.tolist()),
+            scale=scale,
+            kind="logit" if self.kind == "occupancy" else "sdf",
+            bounds=tuple(tuple(corner) for corner in box.tolist()),
+        )
+
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "siren": {},
+    "occupancy": {},
+    "deepsdf": {"width": 128, "depth": 4, "steps": 3000},
+}
+
+
+def plan_for(kind: str, **asked: Any) -> FieldFit:
+    """The plan measured to be good for this kind of field, with some of its numbers replaced."""
+    return FieldFit(kind, **(DEFAULTS.get(kind, {}) | asked))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a field is compared with its targets."""
+
+    points: Tensor  # (n, 3)
+    distance: Tensor  # (n,)
+    gradient: Tensor  # (n, 3)
+    shape: Tensor  # (n,) int64, which of the targets
+
+    def take(self, index: Tensor) -> Places:
+        return Places(self.points[index], self.distance[index], self.gradient[index], self.shape[index])
+
+
+def draw_places(target: FieldTarget, count: int, generator: torch.Generator, shape: int = 0) -> Places:
+    """Two fifths of the places on the surface, half near it, a tenth anywhere in the box; float32."""
+    on, near = 2 * count // 5, count // 2
+    points, normals = target.draw(on, generator)
+    start, _ = target.draw(near, generator)
+    low, high = math.log(NEAREST), math.log(FARTHEST)
+    spread = torch.empty(near, 1, dtype=torch.float64).uniform_(low, high, generator=generator).exp()
+    start = start + spread * torch.randn(near, 3, generator=generator, dtype=torch.float64)
+    box = 2 * torch.rand(count - on - near, 3, generator=generator, dtype=torch.float64) - 1
+    off = torch.cat([start, box * (target.half + MARGIN)])
+    distance, gradient = target(off)
+    return Places(
+        torch.cat([points, off]).float(),
+        torch.cat([torch.zeros_like(points[:, 0]), distance]).float(),
+        torch.cat([normals, gradient]).float(),
+        torch.full((count,), shape),
+    )
+
+
+def fit_field(
+    targets: Sequence[FieldTarget],
+    plan: FieldFit | None = None,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    report: Report | None = None,
+) -> Field:
+    """The field of one target, or with kind "deepsdf" the family of fields of one or several in the same box.
+
+    Adam with a cosine decay of the learning rate. A seed gives the same weights again on the same machine.
+    report(fraction, detail) is called now and then.
+    """
+    plan = plan or FieldFit()
+    if len(targets) == 0 or (len(targets) > 1 and plan.kind != "deepsdf"):
+        raise InputError(f"{plan.kind} is fitted to one surface, got {len(targets)}; several make a deepsdf.")
+    device = available(device)
+    generator = torch.Generator().manual_seed(seed)
+    places = _pool(targets, plan.pool, generator, report)
+    places = Places(*(v.to(device) for v in (places.points, places.distance, places.gradient, places.shape)))
+    first = targets[0]
+    config = plan.config(first.bounds, first.centre, first.scale)
+    # Trained in y: far from the origin single precision would not resolve x.
+    net = Perceptron(replace(config, centre=(0.0, 0.0, 0.0), scale=1.0), seed=seed).to(device)
+    codes = nn.Parameter((torch.randn(len(targets), max(config.latent, 1), generator=generator) / 10).to(device))
+    parameters = [*net.parameters(), codes] if config.latent else [*net.parameters()]
+    optimiser = torch.optim.Adam(parameters, lr=plan.rate, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate((step + 1) / plan.steps))
+    for step in range(plan.steps):
+        rows = torch.randint(len(places.points), (plan.batch,), generator=generator).to(device)
+        direction = torch.randn(plan.batch, 3, generator=generator).to(device)
+        here = places.take(rows)
+        code = codes[here.shape] if config.latent else None
+        both = torch.func.jvp(lambda y, code=code: net(y, code), (here.points,), (direction,))
+        loss = LOSSES[plan.kind](both[0], both[1], here, dot(here.gradient, direction))
+        if code is not None:
+            loss = loss + CODE_WEIGHT * code.square().sum(1).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        if report is not None and step % 20 == 0:
+            report(0.1 + 0.85 * step / plan.steps, f"loss {float(loss.detach()):.2g}")
+    fitted = Perceptron(config).to(device)
+    fitted.load_state_dict(net.state_dict())
+    field = LatentDecoder(fitted, codes.detach()) if config.latent else fitted
+    return field.requires_grad_(False).eval()
+
+
+def _pool(targets: Sequence[FieldTarget], count: int, generator: torch.Generator, report: Report | None) -> Places:
+    parts = []
+    for shape, target in enumerate(targets):
+        if report is not None:
+            report(0.1 * (shape + 0.5) / len(targets), f"distances to {target.name}")
+        parts.append(draw_places(target, count, generator, shape))
+    return Places(*(torch.cat([getattr(part, key) for part in parts]) for key in vars(parts[0])))
+
+
+def _siren_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) -> Tensor:
+    share = 1 / (1 + at.distance.abs() / FAR)
+    turn = (slope - wanted).square()
+    return (share * (VALUE_WEIGHT * (value - at.distance).abs() + SLOPE_WEIGHT * turn)).mean()
+
+
+def _deepsdf_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) -> Tensor:
+    miss = (value.clamp(-FAR, FAR) - at.distance.clamp(-FAR, FAR)).abs()
+    turn = (at.distance.abs() < FAR) * (slope - wanted).square()
+    return (VALUE_WEIGHT * miss + SLOPE_WEIGHT * turn).mean()
+
+
+def _occupancy_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) -> Tensor:
+    aim = torch.sigmoid(-at.distance / WIDTH)
+    turn = 4 * aim * (1 - aim) * (WIDTH * slope + wanted).square()
+    return functional.binary_cross_entropy_with_logits(value, aim) + SLOPE_WEIGHT * turn.mean()
+
+
+LOSSES = {"siren": _siren_loss, "deepsdf": _deepsdf_loss, "occupancy": _occupancy_loss}
+
+
+def _rate(done: float) -> float:
+    """Learning rate over its peak: rising at first, then half a cosine down to almost nothing."""
+    return min(done / WARM_UP, 1.0) * (0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))) + 1e-4
+
+
+def fit_from_surfaces(
+    surfaces: Sequence[Surface], plan: FieldFit | None = None, *, seed: int = 0, **options: Any
+) -> tuple[Field, dict[str, Any]]:
+    """The field of a surface, or the family of several, and facts about the fit. Options as of fit_field."""
+    plan = plan or FieldFit()
+    start = time.perf_counter()
+    boxes = torch.stack([surface.bounds.detach().cpu().double() for surface in surfaces])
+    box = torch.stack([boxes[:, 0].amin(0), boxes[:, 1].amax(0)])
+    targets = [field_target(surface, box) for surface in surfaces]
+    field = fit_field(targets, plan, seed=seed, **options)
+    seconds = time.perf_counter() - start
+    facts: dict[str, Any] = {
+        "kind": plan.kind,
+        "surface": ", ".join(surface.name for surface in surfaces),
+        "parameters": sum(p.numel() for p in field.parameters()),
+        "steps": plan.steps,
+        "seconds": round(seconds, 1),
+        "size": targets[0].scale,  # longest half-extent, in whose units errors are to be read
+    }
+    errors = [field_error(field, target, shape) for shape, target in enumerate(targets)]
+    if len(errors) == 1:
+        facts |= errors[0].as_dict()
+    else:
+        facts["errors"] = {target.name: e.as_dict() for target, e in zip(targets, errors, strict=True)}
+    facts["notes"] = [note for target in targets for note in target.notes]
+    return field, facts
