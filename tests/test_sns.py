@@ -153,7 +153,7 @@ def test_a_saved_fit_is_loaded_as_a_surface_whatever_it_is_called(tmp_path, mode
 
 def test_other_files_are_refused(tmp_path):
     save_file({"centre": torch.zeros(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(InputError, match="holds no spherical neural surface"):
+    with pytest.raises(InputError, match="holds centre but no linear layers"):
         lamina.load(tmp_path / "other.safetensors")
     (tmp_path / "text.safetensors").write_text("nothing of the kind")
     with pytest.raises(InputError, match="no safetensors file"):

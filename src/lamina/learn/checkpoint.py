@@ -53,9 +53,11 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(KEY, "{}"))
             names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, metadata
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is no safetensors file of lamina's: {error}.") from error
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InputError(f"{path} is no safetensors file of lamina's: {reason}.") from error
+    return tensors, metadata if isinstance(metadata, dict) else {}
 
 
 def save_network(path: str | Path, network: AttentionNetwork, **notes: Any) -> Path:
@@ -92,15 +94,16 @@ def shipped_network() -> AttentionNetwork:
 def _plain_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no file {path}; expected the weights of an attention network.")
+    from lamina.surfaces.archives import read_npz
+    from lamina.surfaces.formats import FormatError
+    from lamina.surfaces.torch_files import read_checkpoint
+
     try:
         if path.suffix == ".npz":
-            import numpy as np
-
-            with np.load(path) as arrays:
-                return {key: torch.from_numpy(np.array(arrays[key])) for key in arrays.files}
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # both raise whatever their parts do
-        raise InputError(f"{path} cannot be read as a checkpoint: {type(error).__name__}: {error}") from error
+            return {key: torch.from_numpy(value.copy()) for key, value in read_npz(path)[0].items()}
+        state = read_checkpoint(path)
+    except (FormatError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as a checkpoint: {error}.") from error
     if not isinstance(state, dict):
         raise InputError(f"{path} holds a {type(state).__name__}; expected the state dict of the authors' network.")
     return state

@@ -142,9 +142,8 @@ def _splats(data: SplatData, name: str) -> Surface:
 
     if len(data.centres) == 0:
         raise FormatError("it holds no Gaussians")
-    parts = (data.centres, data.scales, data.rotations, data.opacities, data.colours)
-    surface = Splats(*(torch.from_numpy(np.array(part, dtype=np.float64)) for part in parts), name=name)
-    surface.notes.extend(data.notes)
+    surface = Splats.from_data(data, name=name)
+    surface.notes.extend(note for note in data.notes if note not in surface.notes)
     return surface
 
 

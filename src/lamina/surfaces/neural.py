@@ -147,6 +147,8 @@ def open_field(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str
         if metadata.get("format") == fields.FORMAT:
             field = fields.field_from(tensors, metadata, path).double()
             return _adapted(field, given), "lamina neural field", []
+        if "format" in metadata:
+            raise FormatError(f"it holds {str(metadata['format'])[:60]!r}, which is no surface")
         layers = layers_of_state(tensors)
     elif kind == "torch":
         layers = layers_of_state(dict(tensors_in(_weights(read_checkpoint(path)))))
