@@ -8,7 +8,9 @@ end of an archive those of PKWARE's APPNOTE 6.3, sections 4.3.14 to 4.3.16.
 from __future__ import annotations
 
 import math
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -20,6 +22,7 @@ from lamina.surfaces.formats import FormatError
 RATIO = 100
 SMALL = 2**24
 DIRECTORY = 2**20  # bytes of the list of members: ten thousand of them
+DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, RuntimeError)
 LONGEST_HEADER = 10_000  # of an array, in bytes
 
 
@@ -28,7 +31,10 @@ def open_archive(path: Path) -> zipfile.ZipFile:
     size = path.stat().st_size
     if _directory_size(path, size) > DIRECTORY:
         raise FormatError("the archive lists more members than any surface has")
-    archive = zipfile.ZipFile(path)
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error) as error:
+        raise FormatError("the archive is damaged") from error
     members = archive.infolist()
     if sum(m.compress_size for m in members) > size:
         raise FormatError("members of the archive overlap")
@@ -59,24 +65,20 @@ def _directory_size(path: Path, size: int) -> int:
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     try:
         return archive.read(name)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, ValueError, RuntimeError) as error:
+    except DAMAGE as error:
         raise FormatError(f"its member {name[:40]!r} is damaged") from error
 
 
 def read_npz(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> tuple[dict[str, np.ndarray], list[str]]:
     """The arrays of an archive whose names are wanted, and the names of all."""
-    try:
-        archive = open_archive(path)
-    except zipfile.BadZipFile as error:
-        raise FormatError("the archive is damaged") from error
-    with archive:
+    with open_archive(path) as archive:
         members = {m.filename.removesuffix(".npy"): m for m in archive.infolist() if m.filename.endswith(".npy")}
         arrays = {}
         for name in filter(wanted, members):
             try:
                 with archive.open(members[name]) as stream:
                     arrays[name] = read_array(stream, members[name].file_size, name)
-            except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError) as error:
+            except DAMAGE as error:
                 raise FormatError(f"its array {name[:40]!r} is damaged") from error
         return arrays, list(members)
 

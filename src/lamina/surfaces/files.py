@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,7 +242,7 @@ def _sniff_archive(path: Path) -> str:
     try:
         with open_archive(path) as archive:
             names = archive.namelist()
-    except (FormatError, zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
+    except FormatError as error:
         raise InputError(f"{path} cannot be read as an archive: {_one_line(str(error))}") from error
     if any(name.endswith("/data.pkl") for name in names):
         return "torch"

@@ -1,8 +1,8 @@
 """Readers of surface files: each takes a path and gives Contents, or raises.
 
-Written here, rather than left to trimesh, where a general reader loses what a PDE needs: OBJ (it splits
-vertices along texture seams), PLY (points or mesh is decided by what the file holds), OFF (it accepts
-files that end too early) and binary STL (it takes those for text).
+Written here, rather than left to a general reader, which believes what a file says of its size and loses
+what a PDE needs: OBJ (seams of texture split vertices), PLY (points or mesh is decided by what the file
+holds), OFF (files may end too early) and binary STL (which may begin like a text).
 """
 
 from __future__ import annotations
@@ -152,8 +152,10 @@ def _read_off(path: Path) -> Contents:
 def _read_stl(path: Path) -> Contents:
     data = path.read_bytes()
     if data.lstrip()[:5] == b"solid" and b"\0" not in data:
-        mesh = _trimesh(path, "stl_ascii")
-        return _welded(mesh.vertices, mesh.faces, "STL")
+        rows = re.findall(rb"^\s*vertex\s+(\S+)\s+(\S+)\s+(\S+)\s*$", data, re.M | re.I)
+        if not rows or len(rows) != 3 * len(re.findall(rb"^\s*endfacet", data, re.M | re.I)):
+            raise FormatError(f"its {len(rows)} vertices are not three to a facet")
+        return _welded(np.array(rows, dtype=np.float64), np.arange(len(rows)).reshape(-1, 3), "STL")
     count = int.from_bytes(data[80:84], "little")
     if count == 0 or len(data) < 84 + 50 * count:
         raise FormatError(f"it announces {count} triangles, which do not fit its {len(data)} bytes")
@@ -166,18 +168,6 @@ def _read_gltf(path: Path) -> Contents:
     from lamina.surfaces.gltf import read_scene
 
     return _welded(*read_scene(path), "glTF")
-
-
-def _trimesh(path: Path, kind: str):
-    import trimesh
-    from trimesh.resolvers import FilePathResolver
-
-    with path.open("rb") as file:
-        resolver = FilePathResolver(str(path))
-        mesh = trimesh.load_mesh(file, file_type=kind, process=False, resolver=resolver)
-    if not isinstance(mesh, trimesh.Trimesh) or len(mesh.faces) == 0:
-        raise FormatError("it has no triangles")
-    return mesh
 
 
 def _welded(vertices: np.ndarray, faces: np.ndarray, kind: str) -> Contents:

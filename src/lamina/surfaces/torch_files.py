@@ -75,18 +75,15 @@ def tensors_in(loaded: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_zipped(path: Path) -> None:
-    try:
-        with open_archive(path) as archive:
-            members = {m.filename: m for m in archive.infolist()}
-            pickles = [name for name in members if name.endswith("/data.pkl")]
-            if len(pickles) != 1 or len(members) != len(archive.infolist()):
-                raise FormatError("the archive is none of torch.save's")
-            if any(m.compress_type != zipfile.ZIP_STORED or m.compress_size != m.file_size for m in members.values()):
-                raise FormatError("the archive has compressed members, which torch.save does not write")
-            folder = pickles[0].removesuffix("data.pkl")
-            data = read_member(archive, pickles[0])
-    except zipfile.BadZipFile as error:
-        raise FormatError("the archive is damaged") from error
+    with open_archive(path) as archive:
+        members = {m.filename: m for m in archive.infolist()}
+        pickles = [name for name in members if name.endswith("/data.pkl")]
+        if len(pickles) != 1 or len(members) != len(archive.infolist()):
+            raise FormatError("the archive is none of torch.save's")
+        if any(m.compress_type != zipfile.ZIP_STORED or m.compress_size != m.file_size for m in members.values()):
+            raise FormatError("the archive has compressed members, which torch.save does not write")
+        folder = pickles[0].removesuffix("data.pkl")
+        data = read_member(archive, pickles[0])
     for key, size in _storages(io.BytesIO(data)).items():
         member = members.get(f"{folder}data/{key}")
         if member is None or member.file_size != size:
