@@ -26,10 +26,12 @@ from lamina.schemes.base import Field
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.galerkin import consistent_mass, element_matrices, stabilisation, trilinear
 from lamina.schemes.hierarchy import build_levels
+from lamina.schemes.levelcut import cut_level_set
 from lamina.schemes.meshcut import cut_mesh
 from lamina.schemes.symmetric import Symmetric
 from lamina.schemes.tetcut import cut_closest_points
 from lamina.surfaces.base import ClosestPoints, Surface
+from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
 
 
@@ -81,9 +83,12 @@ class Trace(Symmetric):
 
 
 def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurface:
-    """Exact pieces for meshes; from closest points for everything else.
+    """Exact pieces for meshes, by signs for zero sets, from closest points for everything else.
 
     sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth.
     """
-    cut = cut_mesh if isinstance(surface, Mesh) else cut_closest_points
-    return cut(surface, lattice, sheets)
+    if isinstance(surface, Mesh):
+        return cut_mesh(surface, lattice, sheets)
+    if isinstance(surface, Implicit):
+        return cut_level_set(surface, lattice, sheets)
+    return cut_closest_points(surface, lattice, sheets)

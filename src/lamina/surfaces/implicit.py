@@ -15,29 +15,9 @@ from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.triangles import dot, unit
 from lamina.surfaces.base import ClosestPoints
-from lamina.surfaces.sampled import (
-    BATCH,
-    Model,
-    Sampled,
-    even_subset,
-    linked_components,
-    minimise,
-    owners,
-    tangent_frame,
-)
-from lamina.surfaces.zero_set import (
-    Cells,
-    cells_of_size,
-    crosses,
-    crosses_sides,
-    derivative,
-    evaluate,
-    inside,
-    offset_to,
-    project,
-    value_and_gradient,
-    why_empty,
-)
+from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, tangent_frame
+from lamina.surfaces.zero_samples import sample_zero_set
+from lamina.surfaces.zero_set import derivative, evaluate, inside, offset_to, project, value_and_gradient
 
 RIM_STEPS = 30
 
@@ -48,7 +28,7 @@ class Implicit(Sampled):
     phi need not be a distance: only phi / |grad phi| enters, so it will do if its gradient does not vanish
     where phi does. About `samples` points are spread evenly over the zero set, no two of a sheet nearer than
     0.74 of the mean spacing sqrt(area / samples). Their areas sum to that of the surface: within 0.1 % if it
-    is smooth, 1 % if it has edges, too small where sheets are nearer to each other than the spacing. Such
+    is smooth, 2 % if it has edges, too small where sheets are nearer to each other than the spacing. Such
     sheets may also be taken for each other by closest points, and components for one: give more samples.
     Normals point along grad phi. If phi is a module, the surface takes its precision and device; otherwise
     those of bounds, if a tensor, or float64 on the CPU.
@@ -73,39 +53,14 @@ class Implicit(Sampled):
         self.phi = phi
         self.box = _checked_box(bounds, phi)
         self.size = float((self.box[1] - self.box[0]).norm())
-        self.open = crosses_sides(self.phi, self.box)
+        found = sample_zero_set(self.phi, self.box, samples, seed)
+        self.points, self.normals, self.areas = found.points, found.normals, found.areas
+        self.component = found.component
+        self.guesses, self.guess_component, self.covering = self.points, self.component, found.covering
+        self.spacing = math.sqrt(float(self.areas.sum()) / len(self.points))
+        self.open = found.open
         if self.open:
             self.notes.append("The zero set crosses the sides of the box: the surface is cut and open there.")
-        self._set_samples(cells_of_size(self.phi, self.box, samples), samples, seed)
-
-    def _set_samples(self, cells: Cells, samples: int, seed: int) -> None:
-        """Project the centres of the cells to the surface, label components, and thin to samples."""
-        h, radius = float(cells.size.max()), 0.5 * float(cells.size.norm())
-        # Moved sideways at random, the centres above each other do not project to the same points.
-        generator = torch.Generator().manual_seed(seed)
-        jitter = 0.5 * h * (torch.rand(len(cells.centres), 2, generator=generator) - 0.5).to(cells.centres)
-        start = cells.centres + torch.einsum("na,nac->nc", jitter, tangent_frame(cells.normals))
-        dense, normals, offset = project(self.phi, self.size, start, 2 * radius)
-        distance = (dense - start).norm(dim=1)
-        keep = inside(self.box, dense) & (offset <= 1e-3 * h) & (distance < 1.5 * h)
-        keep &= crosses(self.phi, dense, 0.01 * h * normals)
-        if not bool(keep.any()):
-            raise InputError(why_empty(self.box, cells))
-        dense, normals, distance = dense[keep], normals[keep], distance[keep]
-        # Coarea: area = sum over cells of their volume times a smooth delta function of the distance.
-        weight = float(cells.size.prod()) * (1 + torch.cos(distance * (math.pi / (1.5 * h)))) / (3 * h)
-        p, n, w = (t.cpu().double().numpy() for t in (dense, normals, weight))
-        label = linked_components(p, n, h)
-        chosen = even_subset(p, n, label, samples, w.sum(), seed)
-        owner, gap = owners(p, label, chosen)
-        index = torch.from_numpy(chosen).to(dense.device)
-        self.points, self.normals = dense[index], normals[index]
-        self.areas = torch.from_numpy(np.bincount(owner, w, len(chosen))).to(dense)
-        self.component = torch.from_numpy(label[chosen]).to(dense.device)
-        self.guesses, self.guess_component = self.points, self.component
-        # A point of the surface lies in a cell, and the centre of that cell has been projected near it.
-        self.covering = gap + radius
-        self.spacing = math.sqrt(w.sum() / len(chosen))
 
     def sample(self, count: int, seed: int = 0) -> ClosestPoints:
         """count random points, nearly uniform by area: the samples, drawn by area, moved at random."""

@@ -21,8 +21,6 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 from torch import Tensor, nn
 
@@ -214,18 +212,6 @@ def tangent_frame(n: Tensor) -> Tensor:
     first = torch.stack([1 + sign * x * x * a, sign * b, -sign * x], 1)
     second = torch.stack([b, sign + y * y * a, -y], 1)
     return torch.stack([first, second], 1)
-
-
-def linked_components(points: NDArray, normals: NDArray, spacing: float) -> NDArray:
-    """Connected component (n,) of dense points (n, 3) with gaps below 2 spacing.
-
-    Sheets that face each other have opposite normals, so points whose normals differ by more than 120
-    degrees are linked only if they all but touch, as they do at the edge of a knife.
-    """
-    pairs, distance = _pairs_within(points, 2 * spacing)
-    i, j = pairs[_same_sheet(pairs, normals) | (distance < 0.25 * spacing)].T
-    graph = coo_matrix((np.ones(len(i), dtype=bool), (i, j)), shape=(len(points), len(points)))
-    return connected_components(graph, directed=False)[1].astype(np.int64)
 
 
 def even_subset(points: NDArray, normals: NDArray, label: NDArray, count: int, area: float, seed: int) -> NDArray:

@@ -1,4 +1,8 @@
-"""The zero set of a function phi in a box (2, 3): where it is, and how to get there by Newton's method."""
+"""The zero set of a function phi in a box (2, 3): which cells of a lattice it crosses, and where exactly.
+
+Only signs and values of phi are relied on to find it, so phi need not be a distance nor have a gradient of any
+particular length. Beyond the box phi is continued by its value at the nearest point of the box.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,22 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.lattice import OCTANTS
+from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.geometry.triangles import dot, unit
-from lamina.surfaces.sampled import BATCH
 
 ROOT_CELLS = 32  # cells along the longest side of the box in which the zero set is first looked for
+FURTHER_LEVELS = 3  # halvings beyond the spacing asked for, where parts are thinner than the cells
+HIDDEN = 1e-3  # of the crossed cells: as many cells with a part inside that no corner notices make another halving
+MOST_CELLS = 2**22  # near the zero set; beyond, it is searched no finer
+ROOT_STEPS = 40
+# Rows a call of phi: on a CPU as many as keep the layers of a network in its cache, on a GPU enough to fill it.
+BATCH = {"cpu": 2**12, "cuda": 2**17}
 
 Function = Callable[[Tensor], Tensor]  # points (n, 3) -> values (n,) or (n, 1)
+
+
+def batches(x: Tensor) -> tuple[Tensor, ...]:
+    return x.split(BATCH.get(x.device.type, BATCH["cuda"]))
 
 
 def evaluate(phi: Function, y: Tensor) -> Tensor:
@@ -29,16 +42,22 @@ def evaluate(phi: Function, y: Tensor) -> Tensor:
     return value.reshape(-1)
 
 
+def values(phi: Function, y: Tensor) -> Tensor:
+    """phi (n,) at y (n, 3), without gradients."""
+    with torch.no_grad():
+        return torch.cat([evaluate(phi, part) for part in batches(y)]).to(y.dtype)
+
+
 def value_and_gradient(phi: Function, y: Tensor) -> tuple[Tensor, Tensor]:
-    values, gradients = [], []
-    for part in y.split(BATCH):
+    found, gradients = [], []
+    for part in batches(y):
         with torch.enable_grad():
             z = part.detach().requires_grad_()
             value = evaluate(phi, z)
             (gradient,) = torch.autograd.grad(value.sum(), z)
-        values.append(value.detach())
+        found.append(value.detach())
         gradients.append(gradient)
-    return torch.cat(values), torch.cat(gradients)
+    return torch.cat(found), torch.cat(gradients)
 
 
 def derivative(gradient: Tensor, z: Tensor, direction: Tensor) -> Tensor:
@@ -47,6 +66,11 @@ def derivative(gradient: Tensor, z: Tensor, direction: Tensor) -> Tensor:
         return torch.zeros_like(direction)
     (product,) = torch.autograd.grad(dot(gradient, direction).sum(), z, retain_graph=True, allow_unused=True)
     return torch.zeros_like(direction) if product is None else product.detach()
+
+
+def offset_to(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Signed distance to the zero set to first order (n,), and unit normals (n, 3)."""
+    return value / dot(gradient, gradient).sqrt(), unit(gradient)
 
 
 def project(phi: Function, size: float, y: Tensor, reach: float, steps: int = 20) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,73 +99,183 @@ def project(phi: Function, size: float, y: Tensor, reach: float, steps: int = 20
     return y, normal, torch.nan_to_num(offset.abs(), nan=torch.inf)
 
 
-def offset_to(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Signed distance to the zero set to first order (n,), and unit normals (n, 3)."""
-    return value / dot(gradient, gradient).sqrt(), unit(gradient)
+def roots(phi: Function, a: Tensor, b: Tensor, fa: Tensor, fb: Tensor, tolerance: float = 1e-9) -> Tensor:
+    """Points (n, 3) with phi = 0 on the segments from a to b (n, 3), where phi has values fa, fb (n,) of other sign.
+
+    The false position of Anderson and Bjoerck (1973), with a bisection where that is slow: it cannot fail. Done when
+    |phi| is below tolerance times its values at the ends, or when the bracket is that small.
+    """
+    low, high = torch.zeros_like(fa), torch.ones_like(fa)
+    flow, fhigh = fa.clone(), fb.clone()
+    t = fa / (fa - fb)
+    rows = torch.arange(len(a), device=a.device)
+    enough = tolerance * torch.minimum(fa.abs(), fb.abs()).clamp_min(torch.finfo(fa.dtype).tiny)
+    for step in range(ROOT_STEPS):
+        lo, hi, fl, fh = low[rows], high[rows], flow[rows], fhigh[rows]
+        middle = 0.5 * (lo + hi)
+        guess = lo + (hi - lo) * (fl / (fl - fh))
+        guess = middle if step % 4 == 3 else torch.where((guess > lo) & (guess < hi), guess, middle)
+        t[rows] = guess
+        f = values(phi, torch.lerp(a[rows], b[rows], guess[:, None]))
+        left = (f < 0) == (fl < 0)  # the root lies between the guess and the high end
+        # An end that stays has its value scaled down, so that the next guess falls on its side.
+        old = torch.where(left, fl, fh)
+        scale = 1 - f / old
+        scale = torch.where(scale > 0, scale, 0.5)
+        low[rows], high[rows] = torch.where(left, guess, lo), torch.where(left, hi, guess)
+        flow[rows], fhigh[rows] = torch.where(left, f, fl * scale), torch.where(left, fh * scale, f)
+        open_ = (f.abs() > enough[rows]) & (high[rows] - low[rows] > tolerance)
+        rows = rows[open_]
+        if not len(rows):
+            break
+    return torch.lerp(a, b, t[:, None])
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Cells of a grid in the box that are near the zero set."""
+class Crossed:
+    """Cells of a lattice that the zero set crosses: phi has both signs at their corners."""
 
-    centres: Tensor  # (n, 3)
-    normals: Tensor  # (n, 3) directions of grad phi there
-    size: Tensor  # (3,) their sides
-    distance: Tensor  # (n,) of the centres to the zero set, to first order
-    signs: tuple[bool, bool]  # whether phi was somewhere negative, positive
+    lattice: Lattice
+    ijk: Tensor  # (n, 3) int64, nodes
+    value: Tensor  # (n,) phi there
+    cell: Tensor  # (c, 3) int64
+    corner: Tensor  # (c, 8) int64, nodes at the corners, in the order of OCTANTS
 
-
-def cells_of_size(phi: Function, box: Tensor, samples: int) -> Cells:
-    """Cells near the zero set, about 1.6 of them to a sample spacing sqrt(area / samples)."""
-    coarsest = h = float((box[1] - box[0]).max()) / ROOT_CELLS
-    cells = _cells_near(phi, box, h)
-    for _ in range(4):  # the area is not known before the cells are
-        width = 1.5 * float(cells.size.max())
-        delta = (1 + torch.cos(cells.distance.clamp(max=width) * (math.pi / width))) / (2 * width)
-        area = float(cells.size.prod() * delta.sum())
-        target = math.sqrt(max(area, coarsest**2) / samples) / 1.6
-        if h <= 1.2 * target:
-            break
-        h = max(target, h / 8)
-        cells = _cells_near(phi, box, h)
-    return cells
+    @property
+    def position(self) -> Tensor:
+        return self.lattice.position(self.ijk)
 
 
-def _cells_near(phi: Function, box: Tensor, h: float) -> Cells:
-    """Cells of side about h that may hold zeros, found from coarse to fine.
+class _Grid:
+    """The cells of a lattice that meet a box, and phi at their nodes as far as it is known."""
 
-    A cell is searched on if its centre is within twice the cell's radius of the zero set to first
-    order, which finds parts smaller than a cell, or if phi changes sign towards a neighbour's centre,
-    which finds the zero set of functions that flatten away from it.
-    """
-    low, extent = box[0], box[1] - box[0]
-    levels = max(0, math.floor(math.log2(float(extent.max()) / (ROOT_CELLS * h) + 1e-9)))
-    count = torch.ceil(extent / (h * 2**levels) - 1e-6).long().clamp_min(2)
-    ijk = torch.cartesian_prod(*(torch.arange(int(n), device=low.device) for n in count))
-    negative = positive = False
-    for level in range(levels + 1):
-        size = extent / count
-        centres = low + (ijk + 0.5) * size
-        value, gradient = value_and_gradient(phi, centres)
+    def __init__(self, phi: Function, lattice: Lattice, box: Tensor) -> None:
+        self.phi, self.lattice, self.box = phi, lattice, box
+        # A hair narrower, so that a box whose sides are planes of the lattice gets no cells beyond them.
+        self.low = torch.floor((box[0] - lattice.origin) / lattice.spacing + 1e-9).long()
+        self.count = torch.ceil((box[1] - lattice.origin) / lattice.spacing - 1e-9).long() - self.low
+        self.key = torch.empty(0, dtype=torch.int64, device=box.device)
+        self.value = torch.empty(0, dtype=box.dtype, device=box.device)
+
+    def at(self, x: Tensor) -> Tensor:
+        return values(self.phi, torch.minimum(torch.maximum(x, self.box[0]), self.box[1]))
+
+    def inside(self, cell: Tensor) -> Tensor:
+        return ((cell >= self.low) & (cell < self.low + self.count)).all(-1)
+
+    def keys(self, ijk: Tensor) -> Tensor:
+        """Of nodes or cells (..., 3) in the grid."""
+        i, j, k = (ijk - self.low).unbind(-1)
+        return (i * (self.count[1] + 1) + j) * (self.count[2] + 1) + k
+
+    def from_keys(self, key: Tensor) -> Tensor:
+        ny, nz = self.count[1] + 1, self.count[2] + 1
+        j, k = torch.div(key, nz, rounding_mode="floor"), key % nz
+        return torch.stack([torch.div(j, ny, rounding_mode="floor"), j % ny, k], -1) + self.low
+
+    def corners(self, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (c, 8) of the corners of cells (c, 3), and phi there (c, 8)."""
+        key = self.keys(cell[:, None] + OCTANTS.to(cell.device))
+        self._know(torch.unique(key))
+        return key, self.value[torch.searchsorted(self.key, key)]
+
+    def _know(self, key: Tensor) -> None:
+        """Evaluate phi at those of the nodes (n,) where it is not known yet."""
+        if len(self.key):
+            place = torch.searchsorted(self.key, key).clamp_(max=len(self.key) - 1)
+            key = key[self.key[place] != key]
+        if not len(key):
+            return
+        value = self.at(self.lattice.position(self.from_keys(key)))
         if not bool(torch.isfinite(value).all()):
             raise InputError("phi gave values that are not finite inside bounds; give a smaller box.")
-        negative, positive = negative or bool((value < 0).any()), positive or bool((value > 0).any())
-        distance, normals = offset_to(value, gradient)
-        distance = torch.nan_to_num(distance.abs(), nan=0.0)
-        near = ((distance <= size.norm()) | _sign_changes(ijk, count, value)).nonzero()[:, 0]
-        ijk, centres, distance, normals = ijk[near], centres[near], distance[near], normals[near]
-        if level < levels:
-            ijk, count = (2 * ijk[:, None] + OCTANTS.to(ijk.device)).reshape(-1, 3), 2 * count
-    return Cells(centres, torch.nan_to_num(normals), size, distance, (negative, positive))
+        self.key, order = torch.sort(torch.cat([self.key, key]))
+        self.value = torch.cat([self.value, value])[order]
 
 
-def why_empty(box: Tensor, cells: Cells) -> str:
-    if all(cells.signs):
-        return (
-            "phi changes sign in the box, but Newton's method finds no zero of it; give a phi whose gradient "
-            "does not vanish where phi does, or jump there (for occupancies, the logits)."
-        )
-    sign = "negative" if cells.signs[0] else "positive" if cells.signs[1] else "zero"
+def follow(phi: Function, lattice: Lattice, box: Tensor, seeds: Tensor) -> Crossed:
+    """All crossed cells that are connected to those of seeds (s, 3) through faces that the zero set crosses."""
+    return _follow(_Grid(phi, lattice, box), seeds)
+
+
+def _follow(grid: _Grid, seeds: Tensor) -> Crossed:
+    faces = torch.stack([OCTANTS[:, d] == side for d in range(3) for side in (0, 1)]).to(seeds.device)  # (6, 8)
+    steps = torch.stack([sign * torch.eye(3, dtype=torch.int64)[d] for d in range(3) for sign in (-1, 1)])
+    steps = steps.to(seeds.device)
+    frontier = torch.unique(grid.keys(seeds[grid.inside(seeds)]))
+    seen, crossed = frontier, []
+    while len(frontier):
+        cell = grid.from_keys(frontier)
+        negative = grid.corners(cell)[1] < 0
+        mixed = negative.any(1) & ~negative.all(1)
+        cell, negative = cell[mixed], negative[mixed]
+        crossed.append(cell)
+        through = torch.stack([negative[:, f].any(1) & ~negative[:, f].all(1) for f in faces], 1)  # (c, 6)
+        neighbour = (cell[:, None] + steps)[through]
+        key = torch.unique(grid.keys(neighbour[grid.inside(neighbour)]))
+        place = torch.searchsorted(seen, key).clamp_(max=len(seen) - 1)
+        frontier = key[seen[place] != key]
+        seen = torch.sort(torch.cat([seen, frontier])).values
+    cell = torch.cat(crossed) if crossed else seeds[:0]
+    corner = torch.searchsorted(grid.key, grid.corners(cell)[0]) if len(cell) else cell.new_zeros(0, 8)
+    return Crossed(grid.lattice, grid.from_keys(grid.key), grid.value, cell, corner)
+
+
+def find(phi: Function, box: Tensor, pieces: float) -> Crossed:
+    """The crossed cells of a lattice in the box, of spacing at most sqrt(area / pieces), from coarse to fine.
+
+    A cell is searched on if phi changes sign at its corners, or could vanish inside going by how much it varies from
+    corner to corner, |phi| <= |grad phi| times the cell's radius there: that finds parts smaller than a cell. Where phi
+    has another sign at the centre of a cell than at its corners, the cells are too large for a part of the surface,
+    and are halved up to three times more.
+    """
+    low, spacing = box[0], float((box[1] - box[0]).max()) / ROOT_CELLS
+    grid = _Grid(phi, Lattice(low, spacing), box)
+    cell = grid.low + torch.cartesian_prod(*(torch.arange(int(n), device=low.device) for n in grid.count))
+    further = 0
+    while True:
+        value = grid.corners(cell)[1]
+        negative = value < 0
+        mixed = negative.any(1) & ~negative.all(1)
+        near = mixed | (value.abs().amin(1) <= 3**0.5 / 2 * _variation(value))
+        crossed = int(mixed.sum())
+        # Cells crossed by a plane of normal n number |n_1| + |n_2| + |n_3| to spacing^2, 3/2 on average.
+        wanted = math.sqrt(1.5 * pieces / crossed) if crossed else math.inf  # spacing over that asked for
+        if wanted <= 1:
+            unnoticed = near & ~mixed
+            if further == FURTHER_LEVELS or _hidden(grid, cell[unnoticed], value[unnoticed]) <= HIDDEN * crossed:
+                break
+            further += 1
+        if int(near.sum()) > (MOST_CELLS if crossed else MOST_CELLS // 8):
+            break
+        # Into three where that is just enough: halves would leave up to four times as many cells as are needed.
+        parts = 3 if 2 < wanted <= 3 else 2
+        spacing /= parts
+        grid = _Grid(phi, Lattice(low, spacing), box)
+        children = torch.cartesian_prod(*[torch.arange(parts, device=cell.device)] * 3)
+        cell = (parts * cell[near][:, None] + children).reshape(-1, 3)
+        cell = cell[grid.inside(cell)]
+        if not len(cell):
+            return _follow(grid, cell)
+    return _follow(grid, cell[mixed])
+
+
+def _hidden(grid: _Grid, cell: Tensor, value: Tensor) -> int:
+    """How many of the cells (c, 3), with values (c, 8) of one sign at their corners, have another at the centre."""
+    if not len(cell):
+        return 0
+    centre = grid.lattice.position(cell) + 0.5 * grid.lattice.spacing
+    return int(((grid.at(centre) < 0) != (value[:, 0] < 0)).sum())
+
+
+def _variation(value: Tensor) -> Tensor:
+    """Largest change (c,) of corner values (c, 8) along the edges of each axis, these as a vector's length."""
+    cube = value.reshape(-1, 2, 2, 2)
+    return sum((cube.select(d, 0) - cube.select(d, 1)).flatten(1).abs().amax(1) ** 2 for d in (1, 2, 3)) ** 0.5
+
+
+def why_empty(phi: Function, box: Tensor) -> str:
+    sign = "negative" if bool((values(phi, box) < 0).all()) else "positive"
     return (
         f"phi is {sign} wherever it was evaluated inside bounds {box.tolist()}, where a surface "
         "phi = 0 was expected; give bounds that contain it, or shift phi by its level."
@@ -152,39 +286,12 @@ def inside(box: Tensor, y: Tensor) -> Tensor:
     return ((y >= box[0]) & (y <= box[1])).all(1)
 
 
-def crosses(phi: Function, y: Tensor, step: Tensor) -> Tensor:
-    """Whether phi changes from negative to positive from y - step to y + step (n,)."""
-    with torch.no_grad():
-        parts = zip((y - step).split(BATCH), (y + step).split(BATCH), strict=True)
-        return torch.cat([(evaluate(phi, a) < 0) & (evaluate(phi, b) > 0) for a, b in parts])
-
-
-def _sign_changes(ijk: Tensor, count: Tensor, value: Tensor) -> Tensor:
-    """Whether (n,) a cell and one of its six neighbours have values of different sign."""
-    key = (ijk[:, 0] * count[1] + ijk[:, 1]) * count[2] + ijk[:, 2]
-    order = torch.argsort(key)
-    ordered = key[order]
-    changes = torch.zeros_like(value, dtype=torch.bool)
-    for axis, stride in enumerate((count[1] * count[2], count[2], 1)):
-        mine = (ijk[:, axis] + 1 < count[axis]).nonzero()[:, 0]
-        wanted = key[mine] + stride
-        position = torch.searchsorted(ordered, wanted).clamp(max=len(key) - 1)
-        found = ordered[position] == wanted
-        mine, other = mine[found], order[position[found]]
-        differ = (value[mine] > 0) != (value[other] > 0)
-        changes[mine[differ]] = True
-        changes[other[differ]] = True
-    return changes
-
-
 def crosses_sides(phi: Function, box: Tensor) -> bool:
     """Whether phi changes sign on the sides of the box."""
     t = torch.linspace(0, 1, 2 * ROOT_CELLS + 1, dtype=box.dtype, device=box.device)
     u, v = (w.reshape(-1) for w in torch.meshgrid(t, t, indexing="ij"))
     ends = (torch.zeros_like(u), torch.ones_like(u))
     sides = [torch.stack([end, u, v], 1).roll(k, 1) for end in ends for k in range(3)]
-    points = torch.lerp(box[0], box[1], torch.cat(sides))
-    with torch.no_grad():
-        value = evaluate(phi, points)
+    value = values(phi, torch.lerp(box[0], box[1], torch.cat(sides)))
     level = 1e-6 * value.abs().max()  # a surface that just fits into its box is not cut by it
     return bool((value < -level).any() and (value > level).any())

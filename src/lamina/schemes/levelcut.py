@@ -1,0 +1,186 @@
+"""Cut cells of a zero set: by the signs of the function at the corners, without closest points.
+
+Cells are followed from those that hold a sample, so phi is evaluated near the surface only, and only its sign counts:
+it need not be a distance. Vertices of the pieces are roots of phi on the edges of the lattice's tetrahedra; the middles
+of their edges are those of the arcs that the gradients at the ends suggest, moved to phi = 0. Where parts are thinner
+than the cells, these are cut on a lattice 2 or 4 times finer: the unknowns stay, the geometry is that of the finer one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.geometry.lattice import Lattice
+from lamina.geometry.tetrahedra import Pieces, arched_middle, clip, cut_tetrahedra, triangle_edges
+from lamina.geometry.triangles import dot, unit
+from lamina.schemes.cutsurface import SLIVER, CutSurface
+from lamina.schemes.pieces import MISSED, CurvedPieces, cut_from, share_missed
+from lamina.surfaces.implicit import Implicit
+from lamina.surfaces.zero_set import Crossed, Function, follow, roots, value_and_gradient, values
+
+FINEST = 4  # times the lattice, on which thin parts are cut
+SETTLE_STEPS = 3
+CREASE_LEVELS, COS_CREASE = 3, math.cos(math.radians(25.0))
+
+
+def cut_level_set(surface: Implicit, lattice: Lattice, sheets: bool = True) -> CutSurface:
+    """Cut the zero set of surface.phi."""
+    finer = 1
+    while True:
+        pieces = level_pieces(surface, lattice, finer)
+        if pieces is not None:
+            cut = cut_from(pieces, lattice, SLIVER * lattice.spacing**2, sheets)
+            if finer == FINEST or share_missed(surface, cut) <= MISSED:
+                return cut
+        elif finer == FINEST:
+            raise InputError(
+                f"No cell of spacing {lattice.spacing:g} is cut by the surface, which is too thin for them; "
+                "use a smaller spacing."
+            )
+        finer *= 2
+
+
+def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPieces | None:
+    """Pieces of the zero set in the cells of the lattice, cut on one `finer` times finer; None if there are none."""
+    phi, box = surface.phi, surface.box
+    fine = Lattice(lattice.origin, lattice.spacing / finer)
+    seeds = torch.unique(torch.floor((surface.points - fine.origin) / fine.spacing).long(), dim=0)
+    crossed = follow(phi, fine, box, seeds)
+    if not len(crossed.cell):
+        return None
+    flat = cut_tetrahedra(crossed.corner, crossed.value)
+    vertex = _vertices(phi, box, crossed, flat)
+    triangles, cell = flat.triangles, torch.div(crossed.cell, finer, rounding_mode="floor")[flat.owner]
+    held = torch.zeros_like(vertex, dtype=torch.bool)
+    if surface.open:
+        triangles, cell, vertex, held = _within(box, triangles, cell, vertex)
+    points = _Points.on(phi, vertex, held)
+    if surface.open:
+        points = points.settled(phi, fine.spacing)
+    _, label = triangle_edges(triangles, len(vertex))
+    return _curved(phi, points, triangles, label, cell)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Points of the zero set."""
+
+    position: Tensor  # (v, 3)
+    gradient: Tensor  # (v, 3) of phi
+    held: Tensor  # (v, 3) bool, the axes along which a point lies on a side of the box
+
+    @classmethod
+    def on(cls, phi: Function, position: Tensor, held: Tensor) -> _Points:
+        return cls(position, value_and_gradient(phi, position)[1], held)
+
+    @property
+    def normal(self) -> Tensor:
+        return unit(self.gradient)
+
+    def settled(self, phi: Function, reach: float) -> _Points:
+        """Those on sides of the box moved to phi = 0 within them."""
+        rows = self.held.any(1).nonzero()[:, 0]
+        along = unit(torch.where(self.held, 0.0, self.gradient))[rows]
+        position = self.position.clone()
+        position[rows] = _settled(phi, position[rows], along, dot(self.gradient[rows], along), reach)
+        return replace(self, position=position)
+
+    def middles(self, phi: Function, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Middles (e, 3) of the arcs between points ends (e, 2), and whether they are held."""
+        (p, q), (n, m) = self.position[ends].unbind(1), self.normal[ends].unbind(1)
+        held = self.held[ends].all(1)
+        middle, along = arched_middle(p, q, n, m)
+        along = unit(torch.where(held, 0.0, along))
+        slope = 0.5 * dot(self.gradient[ends].sum(1), along)
+        reach = 0.25 * dot(q - p, q - p).sqrt()
+        return _settled(phi, middle, along, slope, reach, otherwise=0.5 * (p + q)), held
+
+
+def _curved(phi: Function, points: _Points, triangles: Tensor, label: Tensor, cell: Tensor) -> CurvedPieces:
+    """Curved pieces over the triangles (t, 3) of points, with edges labelled (t, 3).
+
+    A triangle whose normals turn by more than a quadratic can follow, at a crease, is split into four through the
+    middles of its edges, and so on. Its neighbour need not be: both go through the same three points.
+    """
+    done: list[CurvedPieces] = []
+    labels = int(label.max()) + 1
+    for level in range(CREASE_LEVELS + 1):
+        ends, edge = triangle_edges(triangles, len(points.position))
+        middle, held = points.middles(phi, ends)
+        normal = points.normal[triangles]
+        turn = torch.stack([dot(normal[:, i], normal[:, i - 1]) for i in range(3)], 1).amin(1)
+        rough = (turn < COS_CREASE) if level < CREASE_LEVELS else torch.zeros_like(turn, dtype=torch.bool)
+        six = torch.cat([points.position[triangles], middle[edge]], 1)
+        done.append(CurvedPieces(six, label, cell, normal.sum(1)).take(~rough))
+        if not bool(rough.any()):
+            break
+        corner, edge, label, cell = triangles[rough], edge[rough], label[rough], cell[rough].repeat(4, 1)
+        used, local = torch.unique(edge, return_inverse=True)
+        new = _Points.on(phi, middle[used], held[used])
+        between = local + len(points.position)
+        points = _Points(*(torch.cat(pair) for pair in zip(vars(points).values(), vars(new).values(), strict=True)))
+        (a, b, c), (d, e, f), (ab, bc, ca) = corner.unbind(1), between.unbind(1), label.unbind(1)
+        inner = labels + torch.arange(3 * len(corner), device=corner.device).reshape(3, -1)
+        labels += 3 * len(corner)
+        triangles = torch.cat([torch.stack(t, 1) for t in ((a, d, f), (d, b, e), (f, e, c), (d, e, f))])
+        x, y, z = inner
+        label = torch.cat([torch.stack(t, 1) for t in ((ab, x, ca), (ab, bc, y), (z, bc, ca), (y, z, x))])
+    return CurvedPieces(*(torch.cat(parts) for parts in zip(*(vars(p).values() for p in done), strict=True)))
+
+
+def _vertices(phi: Function, box: Tensor, crossed: Crossed, flat: Pieces) -> Tensor:
+    """Roots (v, 3) on the edges that the pieces' vertices lie on."""
+    x, value = crossed.position[flat.ends], crossed.value[flat.ends]
+    inside = torch.minimum(torch.maximum(x, box[0]), box[1])
+    found = roots(phi, inside[:, 0], inside[:, 1], value[:, 0], value[:, 1], 1e-6)
+    # Beyond the box phi is that at its side: there the pieces run straight on, and are cut off.
+    beyond = (inside != x).any(2).any(1)
+    return torch.where(beyond[:, None], torch.lerp(x[:, 0], x[:, 1], flat.fraction[:, None]), found)
+
+
+def _within(box: Tensor, triangles: Tensor, cell: Tensor, vertex: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Triangles, their cells and vertices cut off at the sides of the box; along which axes vertices lie there."""
+    held = torch.zeros_like(vertex, dtype=torch.bool)
+    for axis in range(3):
+        for side, sign in ((0, 1.0), (1, -1.0)):
+            cut = clip(triangles, sign * (vertex[:, axis] - box[side, axis]))
+            if len(cut.triangles) == len(triangles) and not len(cut.ends):
+                continue
+            a, b = vertex[cut.ends].unbind(1)
+            new = torch.lerp(a, b, cut.fraction[:, None])
+            new[:, axis] = box[side, axis]
+            on = held[cut.ends].all(1)
+            on[:, axis] = True
+            triangles, cell = cut.triangles, cell[cut.source]
+            vertex, held = torch.cat([vertex, new]), torch.cat([held, on])
+    used, triangles = torch.unique(triangles, return_inverse=True)
+    return triangles, cell, vertex[used], held[used]
+
+
+def _settled(
+    phi: Function, x: Tensor, along: Tensor, slope: Tensor, reach: Tensor | float, otherwise: Tensor | None = None
+) -> Tensor:
+    """x (n, 3) moved along unit directions to phi = 0 by the secant method, from a first slope of phi along them.
+
+    Where that leads farther than reach, x, or what is to be taken otherwise.
+    """
+    start = values(phi, x)
+    step, before, value = torch.zeros_like(start), torch.zeros_like(start), start
+    for _ in range(SETTLE_STEPS):
+        move = torch.nan_to_num(-value / slope)
+        before, step = step, step + move
+        step = torch.where(step.abs() <= reach, step, before)
+        new = values(phi, x + step[:, None] * along)
+        secant = (new - value) / (step - before)
+        slope = torch.where((step != before) & (secant * slope > 0), secant, slope)
+        value = new
+        if not bool((value.abs() > 1e-6 * start.abs()).any()):
+            break
+    good = value.abs() <= 0.1 * start.abs() + 1e-9 * (slope * reach).abs()
+    fallback = x if otherwise is None else otherwise
+    return torch.where(good[:, None], x + step[:, None] * along, fallback)
