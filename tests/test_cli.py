@@ -170,6 +170,57 @@ def test_info_says_what_a_surface_is(run, tmp_path):
     assert facts["notes"] == ["1 duplicate faces were ignored."]
 
 
+def octahedron(folder):
+    """|x| + |y| + |z| - 1/2 as a network, in the arrays W0, b0, W1, b1."""
+    eye = np.eye(3)
+    np.savez(folder / "o.npz", W0=np.vstack([eye, -eye]), b0=np.zeros(6), W1=np.ones((1, 6)), b1=np.array([-0.5]))
+    return folder / "o.npz"
+
+
+def test_info_says_what_a_network_was_taken_for(run, tmp_path):
+    path = octahedron(tmp_path)
+    facts = run("info", path, "--json").json
+    assert facts["representation"] == "implicit"
+    assert facts["format"] == "arrays W0, b0, W1, ..."
+    assert (facts["network"], facts["activation"], facts["parameters"]) == ("perceptron 3-6-1", "relu", 31)
+    assert facts["field"] == "distance, surface at 0"
+    assert facts["gradient"]["median"] == pytest.approx(3**0.5)
+    assert len(facts["notes"]) == 2
+    text = run("info", path).out
+    assert "perceptron 3-6-1" in text
+    assert "1.73" in text
+
+
+def test_what_a_network_is_can_be_said(run, tmp_path):
+    path = octahedron(tmp_path)
+    options = ("--activation", "relu", "--level", "0.2", "--bounds", "-1,-1,-1,1,1,1", "--field", "sdf")
+    facts = run("info", path, *options, "--json").json
+    assert facts["field"] == "sdf, surface at 0.2"
+    assert facts["area"] == pytest.approx(3**0.5 * 1.4**2, rel=0.02)
+    assert facts["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--bounds", "1,2,3"), "--bounds is '1,2,3'; expected six numbers"),
+        (("--bounds", "a,b,c,d,e,f"), "expected six numbers"),
+        (("--activation", "swish"), "Unknown activation 'swish'"),
+        (("--field", "mesh"), "Unknown kind of field 'mesh'"),
+        (("--omega", "30", "--activation", "relu"), "omega goes with the activation sin"),
+        (("--latent", "0"), "leave out the latent code"),
+    ],
+)
+@pytest.mark.parametrize("command", ["solve", "info"])
+def test_what_cannot_be_said_of_a_network(run, tmp_path, command, options, message):
+    path = octahedron(tmp_path)
+    arguments = (*poisson(path), *options) if command == "solve" else ("info", path, *options)
+    result = run(*arguments)
+    assert result.status == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
 # What it writes
 
 

@@ -262,7 +262,7 @@ HOSTILE = {
     "compressed.pt": (compressed_checkpoint, "compressed members"),
     "huge.pt": (lambda p: torch.save({"a": Huge()}, p), "'__builtin__ bytearray', no part of plain weights"),
     "pickle.pt": (lambda p: p.write_bytes(pickle.dumps({"a": Huge()}, 2)), "no part of plain weights|no checkpoint"),
-    "modern.pt": (lambda p: p.write_bytes(pickle.dumps({"a": Huge()}, 4)), "which torch.save does not write"),
+    "modern.pt": (lambda p: p.write_bytes(pickle.dumps({"a": Huge()}, 4)), "pickle of protocol 4"),
     "laughs.pt": (laughs, "no linear layers"),
     "length.safetensors": (lambda p: p.write_bytes(struct.pack("<Q", 2**60) + b'{"a":1}'), "safetensors"),
     "shape.safetensors": (

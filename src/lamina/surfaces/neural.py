@@ -22,6 +22,7 @@ from lamina.surfaces.neural_files import Layers, build, decoder, layers_of_array
 from lamina.surfaces.torch_files import read_checkpoint, tensors_in
 from lamina.surfaces.zero_set import value_and_gradient
 
+OWN = "lamina neural field"
 LARGEST_BOX = 64.0  # half the side of the largest box in which a surface is looked for unasked
 SIDE = 33  # points along a side of the grids on which signs are looked up
 ASKED = 1000  # points at which activations are compared
@@ -132,7 +133,8 @@ def neural_surface(path: Path, kind: str, options: FieldOptions, name: str) -> S
         notes.append("The field is positive inside; its sign was turned, so that normals point outwards.")
         surface = Implicit(phi, box, **({} if options.samples is None else {"samples": options.samples}), name=name)
     surface.notes.extend(notes)
-    surface.facts |= _facts(field, layout, surface)
+    stated = options.kind is not None or kind == "decoder" or layout == OWN
+    surface.facts |= _facts(field, layout, stated, surface)
     return surface
 
 
@@ -146,7 +148,7 @@ def open_field(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str
         tensors, metadata = load_tensors(path)
         if metadata.get("format") == fields.FORMAT:
             field = fields.field_from(tensors, metadata, path).double()
-            return _adapted(field, given), "lamina neural field", []
+            return _adapted(field, given), OWN, []
         if "format" in metadata:
             raise FormatError(f"it holds {str(metadata['format'])[:60]!r}, which is no surface")
         layers = layers_of_state(tensors)
@@ -242,7 +244,7 @@ def _all_negative(phi: LevelFunction, box: Tensor) -> bool:
         return bool((phi(x[((x == x.amin(0)) | (x == x.amax(0))).any(1)]) < 0).all())
 
 
-def _facts(field: Field, layout: str, surface: Any) -> dict[str, Any]:
+def _facts(field: Field, layout: str, stated: bool, surface: Any) -> dict[str, Any]:
     """What `lamina info` says of a field."""
     config = field.config
     widths = "-".join(map(str, (config.latent + 3, *config.widths, 1)))
@@ -250,6 +252,8 @@ def _facts(field: Field, layout: str, surface: Any) -> dict[str, Any]:
     _, gradient = value_and_gradient(surface.phi, surface.points)
     length = gradient.norm(dim=1)
     low, middle, high = (float(length.quantile(q)) for q in (0.05, 0.5, 0.95))
+    distance = low > 0.5 and high < 2
+    meaning = config.kind if stated else "distance" if distance else "signed values, no distance"
     latent = f"{field.chosen} of {len(field.latents)}" if isinstance(field, LatentDecoder) else "none"
     return {
         "format": layout,
@@ -258,8 +262,8 @@ def _facts(field: Field, layout: str, surface: Any) -> dict[str, Any]:
         "output": " ".join(config.output) or "none",
         "parameters": sum(p.numel() for p in field.parameters()),
         "latent": latent,
-        "field": f"{config.kind}, surface at {config.value_on_surface:g}",
+        "field": f"{meaning}, surface at {config.value_on_surface:g}",
         "box": surface.box.tolist(),
         "gradient": {"5%": low, "median": middle, "95%": high},
-        "distance": low > 0.5 and high < 2,
+        "distance": distance,
     }

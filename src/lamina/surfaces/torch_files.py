@@ -37,6 +37,7 @@ GETS = {"BINGET", "LONG_BINGET", "GET"}
 PLAIN = {"BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "NONE"}
 FOREIGN = {"STACK_GLOBAL", "INST", "OBJ", "PERSID", "EXT1", "EXT2", "EXT4", "DUP", "POP", "POP_MARK"}
 OTHER = object()
+PROTOCOL = 2
 LEGACY_PICKLES = 4  # magic number, protocol, machine, and the object
 
 
@@ -112,6 +113,8 @@ def _storages(stream: io.BytesIO) -> dict[str, int]:
     recent: list[object] = []  # what was pushed since the last mark, OTHER where that does not matter
     try:
         for op, argument, _ in pickletools.genops(stream):
+            if op.name == "PROTO" and argument != PROTOCOL:
+                raise FormatError(f"it is a pickle of protocol {argument}; torch.save writes {PROTOCOL}")
             if op.name in PUTS:
                 memo[str(argument)] = recent[-1] if recent else OTHER
             elif op.name == "GLOBAL":
