@@ -24,7 +24,7 @@ from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_set import Crossed, Function, follow, roots, value_and_gradient, values
 
 FINEST = 4  # times the lattice, on which thin parts are cut
-SETTLE_STEPS = 3
+SETTLE_STEPS = 6
 CREASE_LEVELS, COS_CREASE = 3, math.cos(math.radians(25.0))
 
 
@@ -87,7 +87,8 @@ class _Points:
         rows = self.held.any(1).nonzero()[:, 0]
         along = unit(torch.where(self.held, 0.0, self.gradient))[rows]
         position = self.position.clone()
-        position[rows] = _settled(phi, position[rows], along, dot(self.gradient[rows], along), reach)
+        slope = dot(self.gradient[rows], along)
+        position[rows] = _settled(phi, position[rows], along, slope, torch.full_like(slope, reach))
         return replace(self, position=position)
 
     def middles(self, phi: Function, ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +138,7 @@ def _vertices(phi: Function, box: Tensor, crossed: Crossed, flat: Pieces) -> Ten
     """Roots (v, 3) on the edges that the pieces' vertices lie on."""
     x, value = crossed.position[flat.ends], crossed.value[flat.ends]
     inside = torch.minimum(torch.maximum(x, box[0]), box[1])
-    found = roots(phi, inside[:, 0], inside[:, 1], value[:, 0], value[:, 1], 1e-6)
+    found = roots(phi, inside[:, 0], inside[:, 1], value[:, 0], value[:, 1])
     # Beyond the box phi is that at its side: there the pieces run straight on, and are cut off.
     beyond = (inside != x).any(2).any(1)
     return torch.where(beyond[:, None], torch.lerp(x[:, 0], x[:, 1], flat.fraction[:, None]), found)
@@ -163,24 +164,27 @@ def _within(box: Tensor, triangles: Tensor, cell: Tensor, vertex: Tensor) -> tup
 
 
 def _settled(
-    phi: Function, x: Tensor, along: Tensor, slope: Tensor, reach: Tensor | float, otherwise: Tensor | None = None
+    phi: Function, x: Tensor, along: Tensor, slope: Tensor, reach: Tensor, otherwise: Tensor | None = None
 ) -> Tensor:
     """x (n, 3) moved along unit directions to phi = 0 by the secant method, from a first slope of phi along them.
 
-    Where that leads farther than reach, x, or what is to be taken otherwise.
+    A step of less than a thousandth of reach (n,) is the last. Where steps lead farther than reach, or do not come to
+    an end, x, or what is to be taken otherwise.
     """
-    start = values(phi, x)
-    step, before, value = torch.zeros_like(start), torch.zeros_like(start), start
+    value, there = values(phi, x), torch.zeros_like(slope)
+    rows = torch.arange(len(x), device=x.device)
+    step = torch.nan_to_num(-value / slope)
     for _ in range(SETTLE_STEPS):
-        move = torch.nan_to_num(-value / slope)
-        before, step = step, step + move
-        step = torch.where(step.abs() <= reach, step, before)
-        new = values(phi, x + step[:, None] * along)
-        secant = (new - value) / (step - before)
-        slope = torch.where((step != before) & (secant * slope > 0), secant, slope)
-        value = new
-        if not bool((value.abs() > 1e-6 * start.abs()).any()):
+        there[rows] += step
+        open_ = (step.abs() > 1e-3 * reach[rows]) & (there[rows].abs() <= reach[rows])
+        rows, step, value, slope = rows[open_], step[open_], value[open_], slope[open_]
+        if not len(rows):
             break
-    good = value.abs() <= 0.1 * start.abs() + 1e-9 * (slope * reach).abs()
+        new = values(phi, x[rows] + there[rows, None] * along[rows])
+        secant = (new - value) / step
+        slope = torch.where(secant * slope > 0, secant, slope)
+        value, step = new, torch.nan_to_num(-new / slope)
+    there[rows] = torch.inf
+    good = there.abs() <= reach
     fallback = x if otherwise is None else otherwise
-    return torch.where(good[:, None], x + step[:, None] * along, fallback)
+    return torch.where(good[:, None], x + torch.where(good, there, 0.0)[:, None] * along, fallback)

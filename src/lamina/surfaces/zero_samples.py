@@ -18,7 +18,7 @@ from lamina.surfaces.sampled import even_subset, owners
 from lamina.surfaces.zero_set import Crossed, Function, crosses_sides, find, inside, project, roots, values, why_empty
 
 CANDIDATES = 6  # pieces for each sample, from which the samples are taken
-THIN, ASKED = 2e-3, 2000  # share of the pieces, measured at so many of them, near an opposite sheet: take finer cells,
+THIN, ASKED = 0.05, 2000  # share of the pieces, measured at so many of them, near an opposite sheet: take finer cells,
 FINEST = 4  # by up to this factor
 
 
