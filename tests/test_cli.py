@@ -203,8 +203,8 @@ def test_what_a_network_is_can_be_said(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--bounds", "1,2,3"), "--bounds is '1,2,3'; expected six numbers"),
-        (("--bounds", "a,b,c,d,e,f"), "expected six numbers"),
+        (("--bounds", "1,2,3"), "--bounds is '1,2,3'; expected 6 numbers"),
+        (("--bounds", "a,b,c,d,e,f"), "expected 6 numbers"),
         (("--activation", "swish"), "Unknown activation 'swish'"),
         (("--field", "mesh"), "Unknown kind of field 'mesh'"),
         (("--omega", "30", "--activation", "relu"), "omega goes with the activation sin"),

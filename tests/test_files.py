@@ -158,6 +158,28 @@ def test_zeros_in_the_place_of_normals_are_none(tmp_path):
     assert load(tmp_path / "a.ply").normals.norm(dim=1).min() == pytest.approx(1)
 
 
+def test_points_without_normals_look_to_where_they_were_seen_from(tmp_path):
+    cap = V[V[:, 2] > 0.3]
+    np.savez(tmp_path / "a.npz", points=cap)
+    for z in (5.0, -5.0):
+        normals = load(tmp_path / "a.npz", viewpoint=(0, 0, z)).normals
+        assert ((torch.tensor([0, 0, z]) - torch.from_numpy(cap)) * normals).sum(1).min() > 0
+    np.savez(tmp_path / "b.npz", points=V, normals=V)
+    with pytest.raises(InputError, match="its points have normals; leave out viewpoint"):
+        load(tmp_path / "b.npz", viewpoint=(0, 0, 5))
+    np.savez(tmp_path / "c.npz", vertices=V, faces=F)
+    with pytest.raises(InputError, match="is no point cloud; leave out viewpoint"):
+        load(tmp_path / "c.npz", viewpoint=(0, 0, 5))
+
+
+def test_npy_points(tmp_path):
+    np.save(tmp_path / "a.npy", np.hstack([V, V]))
+    np.testing.assert_allclose(load(tmp_path / "a.npy").normals, V, atol=1e-6)
+    np.save(tmp_path / "b.npy", np.zeros((4, 2)))
+    with pytest.raises(InputError, match=r"float64 of shape \(4, 2\); expected points"):
+        load(tmp_path / "b.npy")
+
+
 # What is refused
 
 

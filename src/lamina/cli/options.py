@@ -74,25 +74,42 @@ Out = Annotated[Path | None, typer.Option(help="Folder for solution.ply, solutio
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
-def said_of_field(
+Viewpoint = Annotated[
+    str | None, typer.Option(help='Of points without normals: from where they were seen, "x,y,z"; normals look there.')
+]
+
+
+def said_of_surface(
     activation: str | None,
     omega: float | None,
     kind: str | None,
     level: float | None,
     bounds: str | None,
     latent: str | None,
+    viewpoint: str | None,
 ) -> dict[str, Any]:
-    """The options of neural fields as lamina.load takes them."""
-    box = None
-    if bounds is not None:
-        try:
-            numbers = [float(word) for word in bounds.replace(",", " ").split()]
-        except ValueError:
-            numbers = []
-        if len(numbers) != 6:
-            raise InputError(f'--bounds is {bounds!r}; expected six numbers, "x0,y0,z0,x1,y1,z1".')
-        box = [numbers[:3], numbers[3:]]
-    return {"activation": activation, "omega": omega, "kind": kind, "level": level, "bounds": box, "latent": latent}
+    """What the user says of a file beyond what it says itself, as lamina.load takes it."""
+    box = None if bounds is None else _numbers("bounds", bounds, "x0,y0,z0,x1,y1,z1")
+    return {
+        "activation": activation,
+        "omega": omega,
+        "kind": kind,
+        "level": level,
+        "bounds": None if box is None else [box[:3], box[3:]],
+        "latent": latent,
+        "viewpoint": None if viewpoint is None else _numbers("viewpoint", viewpoint, "x,y,z"),
+    }
+
+
+def _numbers(option: str, text: str, form: str) -> list[float]:
+    expected = form.count(",") + 1
+    try:
+        numbers = [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        numbers = []
+    if len(numbers) != expected:
+        raise InputError(f'--{option} is {text!r}; expected {expected} numbers, "{form}".')
+    return numbers
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:

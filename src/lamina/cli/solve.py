@@ -36,9 +36,10 @@ from lamina.cli.options import (
     Seed,
     Spacing,
     SurfaceArg,
+    Viewpoint,
     Weights,
     print_facts,
-    said_of_field,
+    said_of_surface,
 )
 from lamina.errors import InputError
 
@@ -70,6 +71,7 @@ def solve_poisson(
     level: Level = None,
     bounds: Bounds = None,
     latent: Latent = None,
+    viewpoint: Viewpoint = None,
     device: DeviceOpt = Device.cpu,
     dtype: DType = Precision.float64,
     out: Out = None,
@@ -81,7 +83,7 @@ def solve_poisson(
 
     run = _Run("poisson", json_, out)
     f, true = parse(rhs), None if exact is None else parse(exact)
-    said = said_of_field(activation, omega, field, level, bounds, latent)
+    said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, spacing=spacing, nodes=nodes, order=order, extension=extension,
         scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
@@ -124,6 +126,7 @@ def solve_heat(
     level: Level = None,
     bounds: Bounds = None,
     latent: Latent = None,
+    viewpoint: Viewpoint = None,
     device: DeviceOpt = Device.cpu,
     dtype: DType = Precision.float64,
     out: Out = None,
@@ -137,7 +140,7 @@ def solve_heat(
     start, true = parse(initial), None if exact is None else parse(exact, variables=("x", "y", "z", "t"))
     if snapshots < 1:
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
-    said = said_of_field(activation, omega, field, level, bounds, latent)
+    said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, spacing=spacing, nodes=nodes, order=order, extension=extension,
         scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
@@ -162,6 +165,7 @@ def info(
     level: Level = None,
     bounds: Bounds = None,
     latent: Latent = None,
+    viewpoint: Viewpoint = None,
     json_: Json = False,
 ) -> None:
     """Say what a surface is: representation, size, area, parts, thickness, the spacing lamina would use."""
@@ -169,7 +173,7 @@ def info(
     from lamina.sizing import choose_spacing, describe
     from lamina.surfaces.files import load
 
-    shape = load(surface, **said_of_field(activation, omega, field, level, bounds, latent))
+    shape = load(surface, **said_of_surface(activation, omega, field, level, bounds, latent, viewpoint))
     why, scheme, order = choose_scheme(shape, "auto", None, None)
     facts = describe(shape) | {"scheme": scheme, "scheme_reason": why, "order": order}
     facts |= {"default_spacing": choose_spacing(shape, scheme), **shape.facts}

@@ -51,12 +51,14 @@ def load(
     bounds: Any = None,
     latent: int | str | Path | torch.Tensor | np.ndarray | Sequence[float] | None = None,
     samples: int | None = None,
+    viewpoint: Sequence[float] | torch.Tensor | None = None,
 ) -> Surface:
     """The surface in a file, or the built-in one of that name, in float64.
 
     Triangles in the file make a Mesh, points alone a PointCloud, Gaussians Splats, a spherical neural surface a
     SphericalMap, and any other network whose layers can be told an Implicit. name: what the surface is called in
-    reports, the file's stem unless given. Raises InputError when there is no surface to be had.
+    reports, the file's stem unless given. viewpoint (3,): from where the points of a cloud without normals were
+    seen. Raises InputError when there is no surface to be had.
 
     Of neural fields may be said what their file does not say: activation ("relu", "elu", "tanh", "softplus:100",
     "leaky_relu", "gelu", "silu", "sin"), omega in sin(omega (W x + b)), kind ("sdf", "logit" or "probability" of being
@@ -67,12 +69,12 @@ def load(
 
     options = FieldOptions(activation, omega, kind, level, output, bounds, latent, samples)
     if str(path_or_name) in BUILT_IN:
-        _refuse_options(options.named(), str(path_or_name))
+        _refuse_options(options.named(), viewpoint, str(path_or_name))
         return _built_in(str(path_or_name), name)
     path = Path(path_or_name)
     found = _kind_of(path)
     try:
-        return _read(path, found, options, name or path.stem)
+        return _read(path, found, options, viewpoint, name or path.stem)
     except FormatError as error:
         raise InputError(f"{path} cannot be read as {_called(found)}: {_one_line(str(error))}") from error
     except InputError as error:
@@ -83,27 +85,33 @@ def load(
         raise InputError(f"{path} cannot be read as {_called(found)}: {reason}") from error
 
 
-def _read(path: Path, kind: str, options: Any, name: str) -> Surface:
+def _read(path: Path, kind: str, options: Any, viewpoint: Any, name: str) -> Surface:
     from lamina.surfaces.neural import neural_surface
 
-    if kind in NEURAL and not _is_sns(path, kind):
+    if (kind in NEURAL and not _is_sns(path, kind)) or (kind == "npz" and _is_field(path)):
+        _refuse_options([], viewpoint, str(path))
         return neural_surface(path, kind, options, name)
-    if kind == "npz" and _is_field(path):
-        return neural_surface(path, kind, options, name)
-    _refuse_options(options.named(), str(path))
+    _refuse_options(options.named(), None, str(path))
     if kind == "safetensors":
+        _refuse_options([], viewpoint, str(path))
         return _spherical(path, name)
-    if kind in SPLATS:
-        from lamina.surfaces.splat_files import SPLAT_READERS
-
-        return _splats(SPLAT_READERS[kind](path), name)
-    contents = READERS[kind](path)
-    if contents.splats is not None:
-        return _splats(contents.splats, name)
-    return _surface(contents, name)
+    contents = _splat_contents(path, kind) if kind in SPLATS else READERS[kind](path)
+    if contents.faces is None and contents.splats is None:
+        return _cloud(contents, viewpoint, name)
+    _refuse_options([], viewpoint, str(path))
+    return _mesh(contents, name) if contents.splats is None else _splats(contents.splats, name)
 
 
-def _refuse_options(named: list[str], what: str) -> None:
+def _splat_contents(path: Path, kind: str) -> Contents:
+    from lamina.surfaces.splat_files import SPLAT_READERS
+
+    data = SPLAT_READERS[kind](path)
+    return Contents(data.centres, splats=data)
+
+
+def _refuse_options(named: list[str], viewpoint: Any, what: str) -> None:
+    if viewpoint is not None:
+        raise InputError(f"{what} is no point cloud; leave out viewpoint.")
     if named:
         raise InputError(f"{what} is no neural field; leave out {', '.join(named)}.")
 
@@ -146,22 +154,31 @@ def _splats(data: SplatData, name: str) -> Surface:
     return surface
 
 
-def _surface(contents: Contents, name: str) -> Surface:
-    points = torch.from_numpy(np.array(contents.points, dtype=np.float64))
-    if len(points) == 0:
-        raise FormatError("it holds no points; expected a mesh or a point cloud")
-    if contents.faces is not None:
-        from lamina.surfaces.mesh import Mesh
+def _cloud(contents: Contents, viewpoint: Any, name: str) -> Surface:
+    from lamina.surfaces.point_cloud import PointCloud
 
-        surface = Mesh(points, torch.from_numpy(np.array(contents.faces, dtype=np.int64)), name=name)
-    else:
-        from lamina.surfaces.point_cloud import PointCloud
-
-        normals = contents.normals
-        normals = None if normals is None else torch.from_numpy(np.array(normals, dtype=np.float64))
-        surface = PointCloud(points, normals, name=name)
+    points, normals = _numbers(contents.points), contents.normals
+    if normals is not None and viewpoint is not None:
+        raise FormatError("its points have normals; leave out viewpoint")
+    said = {} if viewpoint is None else {"viewpoint": viewpoint}
+    surface = PointCloud(points, None if normals is None else _numbers(normals), name=name, **said)
     surface.notes.extend(contents.notes)
     return surface
+
+
+def _mesh(contents: Contents, name: str) -> Surface:
+    from lamina.surfaces.mesh import Mesh
+
+    points = _numbers(contents.points)
+    surface = Mesh(points, torch.from_numpy(np.array(contents.faces, dtype=np.int64)), name=name)
+    surface.notes.extend(contents.notes)
+    return surface
+
+
+def _numbers(rows: np.ndarray) -> torch.Tensor:
+    if len(rows) == 0:
+        raise FormatError("it holds no points; expected a mesh or a point cloud")
+    return torch.from_numpy(np.array(rows, dtype=np.float64))
 
 
 # Which format

@@ -24,7 +24,7 @@ from lamina.surfaces.zero_set import value_and_gradient
 
 OWN = "lamina neural field"
 LARGEST_BOX = 64.0  # half the side of the largest box in which a surface is looked for unasked
-SIDE = 33  # points along a side of the grids on which signs are looked up
+SIDES = (9, 17, 33)  # points along a side of the grids on which signs are looked up, one after the other
 ASKED = 1000  # points at which activations are compared
 FITS, BETTER = 0.1, 1 / 3  # deviation of |grad| from 1 with the right activation, and against that with ReLU
 CANDIDATES: tuple[dict[str, Any], ...] = (
@@ -127,11 +127,10 @@ def neural_surface(path: Path, kind: str, options: FieldOptions, name: str) -> S
         box = torch.tensor(field.config.bounds, dtype=torch.float64)
         if field.config.bounds == BOX:
             box = _box_around(phi, box, notes)
-    surface = Implicit(phi, box, **({} if options.samples is None else {"samples": options.samples}), name=name)
-    if _all_negative(phi, surface.box):
+    if _all_negative(phi, box):
         phi = LevelFunction(field, -phi.sign)
         notes.append("The field is positive inside; its sign was turned, so that normals point outwards.")
-        surface = Implicit(phi, box, **({} if options.samples is None else {"samples": options.samples}), name=name)
+    surface = Implicit(phi, box, **({} if options.samples is None else {"samples": options.samples}), name=name)
     surface.notes.extend(notes)
     stated = options.kind is not None or kind == "decoder" or layout == OWN
     surface.facts |= _facts(field, layout, stated, surface)
@@ -226,20 +225,29 @@ def _box_around(phi: LevelFunction, box: Tensor, notes: list[str]) -> Tensor:
     return scale * box
 
 
-def _grid(box: Tensor) -> Tensor:
-    axes = [torch.linspace(float(a), float(b), SIDE, dtype=torch.float64) for a, b in zip(*box.tolist(), strict=True)]
+def _grid(box: Tensor, side: int) -> Tensor:
+    axes = [torch.linspace(float(a), float(b), side, dtype=torch.float64) for a, b in zip(*box.tolist(), strict=True)]
     return torch.cartesian_prod(*axes)
 
 
 def _changes_sign(phi: LevelFunction, box: Tensor) -> bool:
-    with torch.no_grad():
-        values = phi(_grid(box))
-    return bool((values < 0).any() and (values > 0).any())
+    for side in SIDES:
+        with torch.no_grad():
+            values = phi(_grid(box, side))
+        if bool((values < 0).any() and (values > 0).any()):
+            return True
+    return False
 
 
-def _all_negative(phi: LevelFunction, box: Tensor) -> bool:
+def _all_negative(phi: LevelFunction, bounds: Any) -> bool:
     """Whether phi is negative on all sides of the box, which are outside if the surface is in it."""
-    x = _grid(box)
+    try:
+        box = torch.as_tensor(bounds, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return False  # which Implicit says better
+    if box.shape != (2, 3):
+        return False
+    x = _grid(box, SIDES[1])
     with torch.no_grad():
         return bool((phi(x[((x == x.amin(0)) | (x == x.amax(0))).any(1)]) < 0).all())
 
