@@ -24,6 +24,7 @@ from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.spherical_map import SphericalMap, spike, starfruit
+from lamina.surfaces.splats import Splats
 
 # torch announces once a process that CSR tensors are in beta and unchecked; lamina's users did not ask.
 _warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
@@ -44,6 +45,7 @@ __all__ = [
     "SolveError",
     "Sphere",
     "SphericalMap",
+    "Splats",
     "Surface",
     "Torus",
     "eigenmodes",

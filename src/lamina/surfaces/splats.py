@@ -1,0 +1,228 @@
+"""Gaussian splats: the surface that a trained radiance field shows."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.geometry.footprints import Samples, sample_surface
+from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.triangles import dot
+from lamina.geometry.visibility import Gaussians
+from lamina.surfaces.base import ClosestPoints, Surface
+from lamina.surfaces.point_cloud import PointCloud
+from lamina.surfaces.splat_files import SplatData
+
+FEWEST = 20
+MOST_OF_EXTENT = 0.1  # the largest scale allowed unless asked otherwise
+NEIGHBOURS, APART = 8, 8.0  # a floater: its neighbour of that rank is so many times farther than is typical
+OFF = 3.0  # pixels, or own sizes, from the surface beyond which a Gaussian does not belong to it
+FLAT = 0.3  # shortest over middle axis below which the shortest should be a normal
+TOGETHER = 0.5  # part of the rays that must meet one of a few large pieces, or there is no surface
+
+
+class Splats(PointCloud):
+    """The surface that Gaussians show: centres (n, 3), scales (n, 3) as lengths, rotations (n, 4) as quaternions
+    (w, x, y, z), opacities (n,) and colours (n, 3) in 0..1.
+
+    The surface is where half the light of rays from all around is stopped, fitted over neighbourhoods as wide as the
+    Gaussians' footprints (lamina.geometry.footprints); normals are those of the fit. `points` are the feet on it of
+    the m Gaussians that belong to it, `kept` (m,) their numbers. `dropped` says how many others there were and why:
+    not finite, faint (opacity below min_opacity), large (a scale above max_scale, default a tenth of the extent),
+    round (flatness 1 - shortest / middle axis below min_flatness), apart (without neighbours), hidden (less than
+    min_light of the light gets there in any view: below the surface) and off (not on the surface).
+    Raises InputError where the Gaussians show no surface.
+    """
+
+    representation = "splats"
+
+    def __init__(
+        self,
+        centres: Tensor,
+        scales: Tensor,
+        rotations: Tensor,
+        opacities: Tensor,
+        colours: Tensor | None = None,
+        *,
+        min_opacity: float = 0.05,
+        max_scale: float | None = None,
+        min_flatness: float = 0.0,
+        min_light: float = 0.25,
+        name: str = "splats",
+        data: SplatData | None = None,
+    ) -> None:
+        Surface.__init__(self, name)
+        centres, scales, rotations, opacities = _checked(centres, scales, rotations, opacities)
+        self.data = data or _described(centres, scales, rotations, opacities, colours)
+        self.dropped: dict[str, int] = {}
+        kept = self._filtered(centres, scales, rotations, opacities, min_opacity, max_scale, min_flatness)
+        axes = _axes(rotations[kept])
+        covariances = (axes * scales[kept, None] ** 2) @ axes.transpose(1, 2)
+        seen = sample_surface(Gaussians(centres[kept], covariances, opacities[kept]), _extent(centres[kept]))
+        if len(seen.points) < FEWEST or seen.together < TOGETHER:
+            raise InputError(
+                f"{len(kept)} Gaussians show no surface: {seen.together:.0%} of the rays that they stop meet a "
+                f"connected piece, expected at least {TOGETHER:.0%}; give dense splats of an object."
+            )
+        self._adopt(PointCloud(seen.points, seen.normals))
+        lit = seen.light >= min_light
+        self.dropped["hidden"] = int((~lit).sum())
+        kept, axes = kept[lit], axes[lit]
+        kept, axes = self._on_surface(centres, scales, kept, axes, seen)
+        self.kept = kept
+        self._report(scales[kept], axes)
+
+    @classmethod
+    def from_data(cls, data: SplatData, **options: Any) -> Self:
+        """Splats as read from a file, in float64; options as above."""
+        arrays = (data.centres, data.scales, data.rotations, data.opacities, data.colours)
+        return cls(*(torch.from_numpy(a.astype(np.float64)) for a in arrays), data=data, **options)
+
+    @property
+    def centres(self) -> Tensor:
+        """Centres (m, 3) of the Gaussians kept."""
+        return torch.from_numpy(self.data.centres).to(self.points)[self.kept]
+
+    def everywhere(self, values: Tensor) -> Tensor:
+        """Values (n,) or (n, k) at all Gaussians from those (m,) or (m, k) at `points`: dropped ones take that of
+        the nearest one kept."""
+        centres = torch.from_numpy(np.nan_to_num(self.data.centres, posinf=0, neginf=0)).to(self.points)
+        nearest = k_nearest(centres[self.kept], 1, centres)[0][:, 0]
+        nearest[self.kept] = torch.arange(len(self.kept), device=nearest.device)
+        return values[nearest]
+
+    def sample(self, count: int, seed: int = 0) -> ClosestPoints:
+        """count places at random among the samples that the surface was fitted to, which are even by area."""
+        cloud = self.fit.cloud
+        have = len(cloud.points)
+        if count > have:
+            raise InputError(f"{count} samples were asked of splats with {have}; ask for at most {have}.")
+        rows = torch.randperm(have, generator=torch.Generator().manual_seed(seed))[:count].to(cloud.points.device)
+        return ClosestPoints(cloud.points[rows], cloud.normals[rows], cloud.component[rows])
+
+    def _filtered(
+        self,
+        centres: Tensor,
+        scales: Tensor,
+        rotations: Tensor,
+        opacities: Tensor,
+        min_opacity: float,
+        max_scale: float | None,
+        min_flatness: float,
+    ) -> Tensor:
+        """Rows of the Gaussians that may form a surface; fills `dropped`."""
+        whole = torch.cat([centres, scales, rotations, opacities[:, None]], 1)
+        rows = self._drop(torch.arange(len(whole), device=whole.device), torch.isfinite(whole).all(1), "not finite")
+        rows = self._drop(rows, opacities[rows] >= min_opacity, "faint")
+        if max_scale is None and len(rows):
+            max_scale = MOST_OF_EXTENT * _extent(centres[rows])
+        rows = self._drop(rows, scales[rows].amax(1) <= (max_scale or 0), "large")
+        if min_flatness > 0:
+            shortest, middle, _ = scales[rows].sort(1).values.unbind(1)
+            rows = self._drop(rows, shortest <= (1 - min_flatness) * middle, "round")
+        if len(rows) > NEIGHBOURS:
+            away = k_nearest(centres[rows], NEIGHBOURS + 1)[1][:, -1]
+            rows = self._drop(rows, away <= APART * away.median(), "apart")
+        return rows
+
+    def _drop(self, rows: Tensor, good: Tensor, why: str) -> Tensor:
+        """The good ones of the rows; the others are counted. Raises InputError where too few are left."""
+        left = rows[good]
+        self.dropped[why] = len(rows) - len(left)
+        if len(left) < FEWEST:
+            raise InputError(
+                f"{len(left)} Gaussians are left of {len(self.data)} ({_listed(self.dropped)}); a surface needs at "
+                f"least {FEWEST}: give more, or filter less (min_opacity, max_scale, min_flatness, min_light)."
+            )
+        return left
+
+    def _adopt(self, samples: PointCloud) -> None:
+        """Take over what a point cloud of samples knows, and its fit."""
+        self._unique, self._normals = samples._unique, samples._normals
+        self._component, self._kept = samples._component, samples._kept
+        self._sample_areas = torch.zeros_like(self._unique[:, 0]).index_add_(0, samples._unique_of, samples.areas)
+        self.notes.extend(note for note in samples.notes if not note.startswith("Normals"))
+        self._fit = samples.fit
+
+    def _on_surface(
+        self, centres: Tensor, scales: Tensor, kept: Tensor, axes: Tensor, seen: Samples
+    ) -> tuple[Tensor, Tensor]:
+        """Fills points, normals, areas and components with those at the feet of the kept that lie on the surface."""
+        feet = self.closest_points(centres[kept])
+        offset = centres[kept] - feet.points
+        near = dot(offset, offset).sqrt() <= OFF * scales[kept].median(1).values.clamp_min(seen.pixel)
+        near &= k_nearest(self.fit.cloud.points, 1, feet.points)[1][:, 0] <= seen.pixel  # not beyond a rim
+        left = self._drop(kept, near, "off")
+        self.points, self.normals, self.component = feet.points[near], feet.normals[near], feet.component[near]
+        self._unique_of = k_nearest(self._unique, 1, self.points)[0][:, 0]
+        owner = k_nearest(self.points, 1, self._unique)[0][:, 0]
+        self.areas = torch.zeros_like(self.points[:, 0]).index_add_(0, owner, self._sample_areas)
+        return left, axes[near]
+
+    def _report(self, scales: Tensor, axes: Tensor) -> None:
+        lost = {why: count for why, count in self.dropped.items() if count}
+        listed = f"; left out: {_listed(lost)}" if lost else ""
+        self.notes.append(f"{len(self.kept)} of {len(self.data)} Gaussians form the surface{listed}.")
+        order = scales.sort(1)
+        flat = order.values[:, 0] < FLAT * order.values[:, 1]
+        if bool(flat.any()):
+            shortest = axes.gather(2, order.indices[:, :1, None].expand(-1, 3, 1))[..., 0]
+            angle = torch.rad2deg(dot(shortest, self.normals).abs().clamp(max=1).arccos())[flat].median()
+            self.notes.append(
+                f"The shortest axes of flat Gaussians are {angle:.0f} degrees (median) off the normals of the "
+                "surface, which are used."
+            )
+
+
+def _checked(*tensors: Tensor) -> list[Tensor]:
+    """Centres, scales, rotations and opacities of one length, precision and device."""
+    centres = torch.as_tensor(tensors[0])
+    if not centres.is_floating_point():
+        centres = centres.double()
+    checked = [torch.as_tensor(t).to(centres) for t in tensors]
+    n = len(centres) if centres.ndim else 0
+    expected = ((n, 3), (n, 3), (n, 4), (n,))
+    for name, tensor, shape in zip(("centres", "scales", "rotations", "opacities"), checked, expected, strict=True):
+        if tuple(tensor.shape) != shape:
+            raise InputError(f"Splats got {name} of shape {tuple(tensor.shape)}; expected {shape}.")
+    return checked
+
+
+def _described(
+    centres: Tensor, scales: Tensor, rotations: Tensor, opacities: Tensor, colours: Tensor | None
+) -> SplatData:
+    colours = torch.full_like(centres, 0.5) if colours is None else torch.as_tensor(colours).to(centres)
+    if colours.shape != centres.shape:
+        raise InputError(f"Splats got colours of shape {tuple(colours.shape)}; expected {tuple(centres.shape)}.")
+
+    def array(t: Tensor) -> NDArray:
+        return t.detach().cpu().numpy().astype(np.float32)
+
+    return SplatData(array(centres), array(scales), array(rotations), array(opacities), array(colours))
+
+
+def _axes(q: Tensor) -> Tensor:
+    """Rotation matrices (n, 3, 3), whose columns are the axes, of quaternions (w, x, y, z) (n, 4) of any length."""
+    w, x, y, z = (q / q.norm(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)).unbind(1)
+    rows = [
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    ]
+    return torch.stack([torch.stack(row, 1) for row in rows], 1)
+
+
+def _extent(centres: Tensor) -> float:
+    """Diagonal of the box that holds the middle 96 % of the centres in each direction."""
+    ordered = centres.sort(0).values
+    ends = [round(part * (len(ordered) - 1)) for part in (0.02, 0.98)]
+    return float((ordered[ends[1]] - ordered[ends[0]]).norm())
+
+
+def _listed(dropped: dict[str, int]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in dropped.items())
