@@ -1,5 +1,7 @@
 """A surface survives every file format, whatever the file is called; anything else is refused by name."""
 
+import base64
+import json
 import os
 
 import numpy as np
@@ -101,6 +103,54 @@ def test_scene_keeps_the_transforms_of_its_parts(tmp_path):
     assert len(surface.points) == 2 * len(V)
     assert surface.bounds[1, 0] == pytest.approx(6, abs=1e-5)
     assert surface.component_count == 2
+
+
+def gltf(points, corners, mode=4, **node):
+    """A scene of one mesh, its data in the JSON itself."""
+    rows, index = np.asarray(points), np.asarray(corners, "<u2").tobytes()
+    data = rows.tobytes()
+    return json.dumps(
+        {
+            "asset": {"version": "2.0"},
+            "buffers": [{"uri": "data:application/octet-stream;base64," + base64.b64encode(data + index).decode()}],
+            "bufferViews": [{"buffer": 0}, {"buffer": 0, "byteOffset": len(data)}],
+            "accessors": [
+                {"bufferView": 0, "componentType": {"f": 5126, "i": 5122}[rows.dtype.kind], "count": len(rows),
+                 "type": "VEC3", "normalized": rows.dtype.kind == "i"},
+                {"bufferView": 1, "componentType": 5123, "count": len(index) // 2, "type": "SCALAR"},
+            ],
+            "meshes": [{"primitives": [{"attributes": {"POSITION": 0}, "indices": 1, "mode": mode}]}],
+            "nodes": [{"mesh": 0, **node}],
+        }
+    )  # fmt: skip
+
+
+SQUARE = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], "<f4")
+
+
+@pytest.mark.parametrize(("mode", "corners"), [(4, [0, 1, 2, 0, 2, 3]), (5, [0, 1, 3, 2]), (6, [0, 1, 2, 3])])
+def test_gltf_triangles_strips_and_fans(tmp_path, mode, corners):
+    (tmp_path / "a.gltf").write_text(gltf(SQUARE, corners, mode))
+    surface = load(tmp_path / "a.gltf")
+    assert float(surface.areas.sum()) == pytest.approx(1)
+    np.testing.assert_allclose(surface.normals, np.tile([0, 0, 1.0], (4, 1)), atol=1e-12)
+
+
+def test_gltf_places_by_scale_then_rotation_then_translation(tmp_path):
+    half = 0.5**0.5  # a quarter turn about z
+    text = gltf(SQUARE, [0, 1, 2, 0, 2, 3], scale=[2, 1, 1], rotation=[0, 0, half, half], translation=[5, 0, 0])
+    (tmp_path / "a.gltf").write_text(text)
+    np.testing.assert_allclose(load(tmp_path / "a.gltf").bounds, [[4, 0, 0], [5, 2, 0]], atol=1e-6)
+    by_columns = [0, 2, 0, 0, -1, 0, 0, 0, 0, 0, 1, 0, 5, 0, 0, 1]
+    (tmp_path / "b.gltf").write_text(gltf(SQUARE, [0, 1, 2, 0, 2, 3], matrix=by_columns))
+    np.testing.assert_allclose(load(tmp_path / "b.gltf").bounds, [[4, 0, 0], [5, 2, 0]], atol=1e-6)
+
+
+def test_gltf_mirrored_and_of_integers(tmp_path):
+    (tmp_path / "a.gltf").write_text(gltf(SQUARE, [0, 1, 2, 0, 2, 3], scale=[-1, 1, 1]))
+    np.testing.assert_allclose(load(tmp_path / "a.gltf").normals[:, 2], 1)
+    (tmp_path / "b.gltf").write_text(gltf((SQUARE * 32767).astype("<i2"), [0, 1, 2, 0, 2, 3]))
+    assert float(load(tmp_path / "b.gltf").areas.sum()) == pytest.approx(1)
 
 
 def test_text_points_tolerate_comments_commas_and_counts(tmp_path):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lamina.errors import InputError
-from lamina.learn.fields import FieldConfig, Perceptron, save_field
+from lamina.learn.fields import FieldConfig, LatentDecoder, Perceptron, save_field
 from lamina.surfaces.files import load
 from lamina.surfaces.neural import FieldOptions, open_field
 
@@ -312,6 +312,22 @@ def test_own_file_brings_its_box_and_kind(tmp_path):
     assert surface.notes == []
     assert surface.facts["box"][0] == pytest.approx([-0.7] * 3)
     assert surface.facts["field"] == "logit, surface at 0"
+
+
+def test_own_family_of_shapes_by_number(tmp_path):
+    """The code is the radius: |x| + |y| + |z| = code."""
+    net = Perceptron(FieldConfig((7,), latent=1))
+    first = torch.zeros(7, 4)
+    first[:6, 1:], first[6, 0] = torch.from_numpy(OCTAHEDRON["W0"]), 1
+    state = {"layers.0.weight": first, "layers.0.bias": torch.zeros(7)}
+    state |= {"layers.1.weight": torch.tensor([[1.0] * 6 + [-1.0]]), "layers.1.bias": torch.zeros(1)}
+    net.load_state_dict(state)
+    path = save_field(tmp_path / "a.safetensors", LatentDecoder(net, torch.tensor([[0.25], [0.75]]), chosen=1))
+    for options, radius in (({}, 0.75), ({"latent": 0}, 0.25), ({"latent": [0.5]}, 0.5)):
+        surface = load(path, samples=300, **options)
+        assert float(surface.points.abs().sum(1).mean()) == pytest.approx(radius, rel=1e-6)
+    with pytest.raises(InputError, match="no latent code 2; the file has 2"):
+        load(path, latent=2)
 
 
 def test_options_are_for_neural_fields_and_checked(tmp_path):

@@ -44,7 +44,8 @@ def read_scene(path: Path) -> tuple[np.ndarray, np.ndarray]:
             if left < 0:
                 raise FormatError(f"its scene places copies of more than {PLACED} times the size of the file")
             vertices.append(points @ transform[:3, :3].T + transform[:3, 3])
-            faces.append(triangles + count)
+            mirrored = np.linalg.det(transform[:3, :3]) < 0  # then the format counts corners the other way round
+            faces.append((triangles[:, ::-1] if mirrored else triangles) + count)
             count += len(points)
     if not faces:
         raise FormatError("it has no triangles")
@@ -134,7 +135,10 @@ def _accessor(scene: dict[str, Any], buffers: list[bytes], index: Any) -> np.nda
         raise FormatError(f"an accessor of it announces {count!s:.20} rows, which do not fit their buffer")
     if count == 0:
         return np.zeros((0, width), dtype)
-    return np.ndarray((count, width), dtype, data, start, (step, dtype.itemsize))
+    rows = np.ndarray((count, width), dtype, data, start, (step, dtype.itemsize))
+    if accessor.get("normalized") and dtype.kind in "iu":
+        return np.maximum(rows / np.iinfo(dtype).max, -1)  # integers that stand for -1 to 1
+    return rows
 
 
 def _placed(scene: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
