@@ -1,4 +1,4 @@
-"""Solutions to files: PLY for viewers, NPZ for numpy, VTU for ParaView; whole or not at all."""
+"""Solutions to files: PLY for viewers, NPZ for numpy, VTU for ParaView, splats as splats; whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import base64
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from lamina.errors import InputError
 from lamina.view.colours import as_floats, colourise
+
+if TYPE_CHECKING:
+    from lamina.surfaces.splat_files import SplatData
 
 
 def save(
@@ -25,23 +28,65 @@ def save(
     *,
     faces: ArrayLike | None = None,
     normals: ArrayLike | None = None,
+    areas: ArrayLike | None = None,
     colours: ArrayLike | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a field on a surface, in the format that the extension names: .ply, .npz or .vtu.
 
-    points (n, 3); values (n,), or (n, s) for s snapshots; faces (m, 3); normals (n, 3); colours (n, 3)
-    uint8, those of the last snapshot unless given. metadata: what else to record; its entry "times" (s,)
-    becomes an array of its own in .npz and .vtu. Returns the path. Raises InputError.
+    points (n, 3); values (n,), or (n, s) for s snapshots; faces (m, 3); normals (n, 3); areas (n,), which go into
+    .npz alone; colours (n, 3) uint8, those of the last snapshot unless given. metadata: what else to record; its
+    entry "times" (s,) becomes an array of its own in .npz and .vtu. Returns the path. Raises InputError.
     """
     path = Path(path)
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
         known = ", ".join(_WRITERS)
         raise InputError(f"cannot write {path}: the extension '{path.suffix}' is none of {known}.")
-    field = _Field(points, values, faces, normals, colours, metadata)
+    field = _Field(points, values, faces, normals, colours, metadata, areas)
     atomic_write(path, lambda file: writer(file, field))
     return path
+
+
+def save_splats(
+    path: str | Path,
+    splats: SplatData,
+    values: ArrayLike,
+    *,
+    recolour: bool = True,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write Gaussians with a field as a PLY in INRIA's layout, the field as further properties.
+
+    values (n,), or (n, s) for s snapshots, at all n Gaussians: property value, or value_0, value_1, ... recolour:
+    show the last snapshot instead of the colours that the Gaussians came with, from every side. Returns the path.
+    """
+    from lamina.surfaces.splat_files import SH_0
+
+    field = _Field(splats.centres, values, None, None, None, metadata)
+    if recolour:
+        harmonics = (field.colours / 255 - 0.5) / SH_0
+    elif splats.harmonics is not None:
+        harmonics = splats.harmonics
+    else:
+        harmonics = (splats.colours - 0.5) / SH_0
+    discs = not splats.scales[:, 2].any()  # whose files have no third scale
+    opacity = splats.opacities.astype(np.float64).clip(1e-7, 1 - 1e-7)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scales = np.log(splats.scales[:, : 2 if discs else 3].astype(np.float64))
+    columns = _named(("x", "y", "z"), field.points) + _named(("nx", "ny", "nz"), np.zeros_like(field.points))
+    columns += _named([f"f_dc_{i}" for i in range(3)], harmonics[:, :3])
+    columns += _named([f"f_rest_{i}" for i in range(harmonics.shape[1] - 3)], harmonics[:, 3:])
+    columns += _named(["opacity"], np.log(opacity / (1 - opacity))[:, None])
+    columns += _named([f"scale_{i}" for i in range(scales.shape[1])], scales)
+    columns += _named([f"rot_{i}" for i in range(4)], splats.rotations) + list(field.snapshots().items())
+    typed = [(name, "float", column) for name, column in columns]
+    atomic_write(path, lambda file: _write_elements(file, typed, field))
+    return Path(path)
+
+
+def _named(names: Sequence[str], table: NDArray) -> list[tuple[str, NDArray]]:
+    return list(zip(names, table.T, strict=True))
 
 
 def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
@@ -67,7 +112,7 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 class _Field:
     """The arrays of a file, as numpy arrays of agreeing sizes."""
 
-    def __init__(self, points, values, faces, normals, colours, metadata) -> None:
+    def __init__(self, points, values, faces, normals, colours, metadata, areas=None) -> None:
         self.points = as_floats(points)
         self.values = as_floats(values)
         n = len(self.points)
@@ -78,6 +123,9 @@ class _Field:
         _check("values", self.values, fits, f"({n},) or ({n}, snapshots)")
         if self.normals is not None:
             _check("normals", self.normals, self.normals.shape == (n, 3), f"({n}, 3)")
+        self.areas = None if areas is None else as_floats(areas)
+        if self.areas is not None:
+            _check("areas", self.areas, self.areas.shape == (n,), f"({n},)")
         if self.faces is not None:
             _check("faces", self.faces, self.faces.ndim == 2 and self.faces.shape[1] == 3, "(m, 3)")
         last = self.values if self.values.ndim == 1 else self.values[:, -1]
@@ -116,6 +164,11 @@ def _write_ply(file: BinaryIO, field: _Field) -> None:
     columns += [(name, "double", column) for name, column in field.snapshots().items()]
     for name, column in zip(("red", "green", "blue"), field.colours.T, strict=True):
         columns.append((name, "uchar", column))
+    _write_elements(file, columns, field)
+
+
+def _write_elements(file: BinaryIO, columns: list[tuple[str, str, NDArray]], field: _Field) -> None:
+    """The header, vertices of the given properties (name, type, values (n,)) and the faces."""
     header = ["ply", "format binary_little_endian 1.0", "comment written by lamina"]
     if field.times is not None:
         header.append("comment times " + " ".join(f"{t:.17g}" for t in field.times))
@@ -128,7 +181,7 @@ def _write_ply(file: BinaryIO, field: _Field) -> None:
         header += [f"element face {len(field.faces)}", "property list uchar int vertex_indices"]
     file.write(("\n".join(header) + "\nend_header\n").encode("ascii"))
 
-    kinds = {"double": "<f8", "uchar": "u1"}
+    kinds = {"double": "<f8", "float": "<f4", "uchar": "u1"}
     vertices = np.empty(len(field.points), dtype=[(name, kinds[kind]) for name, kind, _ in columns])
     for name, _, column in columns:
         vertices[name] = column
@@ -145,7 +198,7 @@ def _write_ply(file: BinaryIO, field: _Field) -> None:
 
 def _write_npz(file: BinaryIO, field: _Field) -> None:
     arrays = {"points": field.points, "values": field.values, "colours": field.colours}
-    optional = {"faces": field.faces, "normals": field.normals, "times": field.times}
+    optional = {"faces": field.faces, "normals": field.normals, "areas": field.areas, "times": field.times}
     arrays |= {name: array for name, array in optional.items() if array is not None}
     if field.metadata:
         arrays["metadata"] = np.array(field.described())

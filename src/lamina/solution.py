@@ -66,15 +66,23 @@ class Solution:
             "warnings": [*domain.warnings, *self.warnings],
         }
 
-    def save(self, path: str | Path) -> Path:
-        """Write to .ply (scalar and colours), .npz or .vtu; whole or not at all."""
-        from lamina.export import save
+    def save(self, path: str | Path, *, recolour: bool = True) -> Path:
+        """Write to .ply (scalar and colours), .npz or .vtu; whole or not at all.
 
-        arrays = self._arrays()
-        values = arrays.pop("values")
-        several = len(self.times) > 1
-        data = self.snapshots.T.detach().cpu().numpy() if several else values
-        return save(path, arrays.pop("points"), data, metadata={"times": list(self.times), **self.report()}, **arrays)
+        Splats become splats again in .ply: all Gaussians that came, with the field as a property and in their
+        colours, or, with recolour=False, in the colours that they came with.
+        """
+        from lamina.export import save, save_splats
+        from lamina.surfaces.splats import Splats
+
+        surface = self.domain.surface
+        fields = self.snapshots.T if len(self.times) > 1 else self.values
+        metadata = {"times": list(self.times), **self.report()}
+        if isinstance(surface, Splats) and Path(path).suffix.lower() == ".ply":
+            everywhere = surface.everywhere(fields.detach())
+            return save_splats(path, surface.data, everywhere, recolour=recolour, metadata=metadata)
+        arrays = self._arrays() | {"values": fields, "areas": surface.areas}
+        return save(path, arrays.pop("points"), arrays.pop("values"), metadata=metadata, **arrays)
 
     def plot(self, path: str | Path, **options: Any) -> Path:
         """Write a PNG of the surface coloured by the field; options as in lamina.view.render.render."""

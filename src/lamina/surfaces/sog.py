@@ -48,9 +48,12 @@ def read_sog(path: Path) -> SplatData:
     if (left_out < 0).any():
         raise FormatError(f"a rotation names the component {int(left_out.min())}; expected 0 to 3")
     harmonics = _numbers(meta, "sh0", "codebook", 256)[sh0[:, :3]]
+    with np.errstate(over="ignore"):
+        centres = np.sign(stretched) * np.expm1(np.abs(stretched))
+        lengths = np.exp(_numbers(meta, "scales", "codebook", 256)[scales[:, :3]])
     return SplatData(
-        np.sign(stretched) * np.expm1(np.abs(stretched)),
-        np.exp(_numbers(meta, "scales", "codebook", 256)[scales[:, :3]]),
+        centres,
+        lengths,
         normalised(without_largest(left_out, three)),
         sh0[:, 3] / np.float32(255),
         colours_of(harmonics),

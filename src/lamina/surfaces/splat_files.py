@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from lamina.surfaces.formats import FormatError
 
@@ -86,7 +87,8 @@ def from_ply(elements: dict[str, Any]) -> SplatData:
 
 def _inria(vertex: Any, names: set[str]) -> SplatData:
     """Logarithms of scales, logits of opacities, quaternions of any length; two scales: a disc (2DGS)."""
-    scales = np.exp(_columns(vertex, *(f"scale_{i}" for i in range(3) if f"scale_{i}" in names)))
+    with np.errstate(over="ignore"):
+        scales = np.exp(_columns(vertex, *(f"scale_{i}" for i in range(3) if f"scale_{i}" in names)))
     if scales.shape[1] == 2:
         scales = np.column_stack([scales, np.zeros_like(scales[:, 0])])
     stored = [f"f_dc_{i}" for i in range(3)]
@@ -101,7 +103,7 @@ def _inria(vertex: Any, names: set[str]) -> SplatData:
         _columns(vertex, "x", "y", "z"),
         scales,
         normalised(_columns(vertex, "rot_0", "rot_1", "rot_2", "rot_3")),
-        1 / (1 + np.exp(-_columns(vertex, "opacity")[:, 0])),
+        expit(_columns(vertex, "opacity")[:, 0]),
         np.full((count, 3), 0.5, np.float32) if harmonics is None else colours_of(harmonics),
         harmonics,
     )
@@ -126,9 +128,11 @@ def _compressed(elements: dict[str, Any]) -> SplatData:
     if "min_r" in {p.name for p in chunk.properties}:
         colours = between(colours, "", "rgb")
     three = (_bits(rotation, (20, 10, 0), (10, 10, 10)) - np.float32(0.5)) * np.float32(2**0.5)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales = np.exp(between(_bits(scale, (21, 11, 0), (11, 10, 11)), "scale_", "xyz"))
     return SplatData(
         between(_bits(position, (21, 11, 0), (11, 10, 11)), "", "xyz"),
-        np.exp(between(_bits(scale, (21, 11, 0), (11, 10, 11)), "scale_", "xyz")),
+        scales,
         normalised(without_largest((rotation >> 30).astype(np.int64), three)),
         _bits(colour, (0,), (8,))[:, 0],
         colours.clip(0, 1),
