@@ -1,6 +1,7 @@
 """The program: one JSON object on stdout, one sentence on stderr, exit statuses 0, 1 and 2, whole files or none."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -186,18 +187,16 @@ def test_info_says_what_a_network_was_taken_for(run, tmp_path):
     assert facts["field"] == "distance, surface at 0"
     assert facts["gradient"]["median"] == pytest.approx(3**0.5)
     assert len(facts["notes"]) == 2
-    text = run("info", path).out
-    assert "perceptron 3-6-1" in text
-    assert "1.73" in text
 
 
 def test_what_a_network_is_can_be_said(run, tmp_path):
     path = octahedron(tmp_path)
     options = ("--activation", "relu", "--level", "0.2", "--bounds", "-1,-1,-1,1,1,1", "--field", "sdf")
-    facts = run("info", path, *options, "--json").json
-    assert facts["field"] == "sdf, surface at 0.2"
-    assert facts["area"] == pytest.approx(3**0.5 * 1.4**2, rel=0.02)
-    assert facts["notes"] == []
+    text = run("info", path, *options).out
+    assert re.search(r"^field +sdf, surface at 0\.2$", text, re.M)
+    assert float(re.search(r"^area +(\S+)$", text, re.M)[1]) == pytest.approx(3**0.5 * 1.4**2, rel=0.02)
+    assert re.search(r"^gradient +5% 1\.7\d, median 1\.73", text, re.M)
+    assert re.search(r"^notes +none$", text, re.M)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,18 @@ def test_unnamed_activation_is_the_one_that_makes_a_distance(tmp_path):
     assert notes == []
 
 
+@pytest.mark.parametrize("scale", [1.0, math.sqrt(0.5)])
+def test_input_that_comes_again_is_scaled_as_a_distance_needs_it(tmp_path, scale):
+    """relu(x + 9) passes x on; what follows adds half of it and half of the input, times the scale, to x."""
+    second = np.hstack([EYE / 2, EYE / 2])
+    arrays = {"W0": EYE, "b0": np.full(3, 9.0), "W1": second, "b1": np.zeros(3)}
+    arrays |= {"W2": np.array([[1 / scale, 0, 0]]), "b2": np.array([-4.5]), "activation": np.array("relu")}
+    field, _, notes = open_field(written(tmp_path / "a.npz", arrays), "npz", FieldOptions())
+    assert field.config.skip_scale == pytest.approx(scale)
+    torch.testing.assert_close(field(X), torch.relu(X[:, 0] + 4.5) - 4.5)
+    assert len(notes) == (scale != 1)
+
+
 # State dicts
 
 
@@ -386,11 +398,11 @@ def test_inside_of_real_networks_is_where_marching_cubes_found_it(data, name):
     path = data / "neural" / name
     field, _, _ = open_field(path, "decoder" if path.is_dir() else "npz", FieldOptions())
     assert field.config.activation == activation
-    grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 51)] * 3)
+    grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 35)] * 3)
     field.float()
     inside = grid[torch.cat([field(part) for part in grid.split(20000)]) < 0]
     found = [*inside.amin(0).tolist(), *inside.amax(0).tolist()]
-    np.testing.assert_allclose(found, corners, atol=0.08)
+    np.testing.assert_allclose(found, corners, atol=0.1)
 
 
 @pytest.mark.data

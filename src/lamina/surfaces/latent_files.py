@@ -25,6 +25,7 @@ from lamina.surfaces.torch_files import read_checkpoint, tensors_in
 
 SPECS, SETTINGS = "specs.json", "settings.yaml"
 LONGEST_TEXT = 2**20
+PLAIN_SKIPS = {"skip_scale": 1.0}
 PARTS = ("ModelParameters", "LatentCodes")
 
 
@@ -72,7 +73,7 @@ def _facebook(folder: Path, chosen: Path | None) -> Layers:
     codes = None if files["LatentCodes"] is None else _codes(read_checkpoint(files["LatentCodes"]))
     return Layers(
         layers.weights, layers.biases, "DeepSDF folder (specs.json)", "relu", norms=norms, codes=codes,
-        output=("tanh", "tanh") if network.get("use_tanh") else ("tanh",),
+        output=("tanh", "tanh") if network.get("use_tanh") else ("tanh",), more=PLAIN_SKIPS,
     )  # fmt: skip
 
 
@@ -116,8 +117,9 @@ def _minimal(folder: Path, chosen: Path | None) -> Layers:
     if codes is not None and codes.shape[1] != length:
         raise FormatError(f"its latent codes have {codes.shape[1]} numbers; the network takes {length}")
     return Layers(
-        layers.weights, layers.biases, "DeepSDF folder (settings.yaml)", "relu", output=("tanh",), codes=codes
-    )
+        layers.weights, layers.biases, "DeepSDF folder (settings.yaml)", "relu", output=("tanh",), codes=codes,
+        more=PLAIN_SKIPS,
+    )  # fmt: skip
 
 
 def _rows(files: Iterable[Path]) -> Tensor | None:

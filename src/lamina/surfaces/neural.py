@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -187,22 +188,33 @@ def _adapted(field: Field, given: dict[str, Any]) -> Field:
 
 
 def _with_activation(layers: Layers, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What is given, with an activation: the file's, or ReLU unless with another one |grad| is nearly 1.
+    """What is given, with what the file leaves open: ReLU and plain skips, unless with others |grad| is nearly 1.
 
-    A network that was trained as a distance has |grad| = 1 almost everywhere with its own activation alone.
+    A network that was trained as a distance has |grad| = 1 almost everywhere as it was meant, and not otherwise.
     """
-    if layers.activation is not None or "activation" in given:
-        return given, []
-    best, deviation = {"activation": "relu"}, _deviation(layers, given)
-    limit = min(FITS, BETTER * deviation)
-    for candidate in CANDIDATES:
-        trial = _deviation(layers, given | candidate)
-        if trial < limit:
-            best, limit = candidate, trial
-    number = "".join(f":{value:g}" for key, value in best.items() if key != "activation")
-    why = "the usual one" if best["activation"] == "relu" else "with which |grad| is nearest to 1"
-    note = f"The file does not name its activation: {best['activation']}{number}, {why}, was taken."
-    return given | best, [note + " Give activation to choose another."]
+    named = layers.activation is not None or "activation" in given
+    choices: list[dict[str, Any]] = [{}] if named else [{"activation": "relu"}, *CANDIDATES]
+    if "skip_scale" not in layers.more and any(b.shape[1] > a.shape[0] for a, b in pairwise(layers.weights)):
+        choices = [choice | {"skip_scale": scale} for scale in (1.0, math.sqrt(0.5)) for choice in choices]
+    best = choices[0]
+    if len(choices) == 1:
+        return given | best, []
+    limit = min(FITS, BETTER * _deviation(layers, given | best))
+    for choice in choices[1:]:
+        deviation = _deviation(layers, given | choice)
+        if deviation < limit:
+            best, limit = choice, deviation
+    notes = []
+    why = "the usual one" if best is choices[0] else "with which |grad| is nearest to 1"
+    if not named:
+        number = "".join(f":{best[key]:g}" for key in ("omega", "beta") if key in best)
+        notes.append(
+            f"The file does not name its activation: {best['activation']}{number}, {why}, was taken. Give activation "
+            "to choose another."
+        )
+    if best.get("skip_scale", 1.0) != 1.0:
+        notes.append("Where the input comes again it is divided by sqrt(2), with which |grad| is nearest to 1.")
+    return given | best, notes
 
 
 def _deviation(layers: Layers, given: dict[str, Any]) -> float:
