@@ -80,6 +80,7 @@ FieldOut = Annotated[Path, typer.Option("--out", "-o", help="File for the networ
 FieldSteps = Annotated[int | None, typer.Option(help="Steps of Adam.")]
 FieldWidth = Annotated[int | None, typer.Option(help="Width of the network.")]
 FieldDepth = Annotated[int | None, typer.Option(help="Hidden layers of the network.")]
+FieldSamples = Annotated[int | None, typer.Option(help="Places at which distances are learnt; 200000.")]
 FieldActivation = Annotated[str | None, typer.Option(help="sin, relu, softplus, elu, silu, gelu or tanh.")]
 FieldSeed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
@@ -91,12 +92,13 @@ def fit_siren(
     steps: FieldSteps = None,
     width: FieldWidth = None,
     depth: FieldDepth = None,
+    samples: FieldSamples = None,
     seed: FieldSeed = 0,
     device: DeviceOpt = Device.cpu,
     json_: Json = False,
 ) -> None:
     """Fit a SIREN, a network with sines whose values are signed distances, to a surface that has an inside."""
-    _fit_fields("siren", [surface], out, seed, device, json_, steps=steps, width=width, depth=depth)
+    _fit_fields("siren", [surface], out, seed, device, json_, steps=steps, width=width, depth=depth, pool=samples)
 
 
 @fit.command("occupancy")
@@ -106,6 +108,7 @@ def fit_occupancy(
     steps: FieldSteps = None,
     width: FieldWidth = None,
     depth: FieldDepth = None,
+    samples: FieldSamples = None,
     activation: FieldActivation = None,
     seed: FieldSeed = 0,
     device: DeviceOpt = Device.cpu,
@@ -113,8 +116,9 @@ def fit_occupancy(
 ) -> None:
     """Fit an occupancy network, whose values are logits of being inside, to a surface that has an inside."""
     _fit_fields(
-        "occupancy", [surface], out, seed, device, json_, steps=steps, width=width, depth=depth, activation=activation
-    )
+        "occupancy", [surface], out, seed, device, json_,
+        steps=steps, width=width, depth=depth, pool=samples, activation=activation,
+    )  # fmt: skip
 
 
 @fit.command("deepsdf")
@@ -124,6 +128,7 @@ def fit_deepsdf(
     steps: FieldSteps = None,
     width: FieldWidth = None,
     depth: FieldDepth = None,
+    samples: FieldSamples = None,
     activation: FieldActivation = None,
     latent: Annotated[int | None, typer.Option(help="Length of the code of each surface.")] = None,
     seed: FieldSeed = 0,
@@ -133,7 +138,7 @@ def fit_deepsdf(
     """Fit a DeepSDF auto-decoder, one network with a code for each of several surfaces."""
     _fit_fields(
         "deepsdf", surfaces, out, seed, device, json_,
-        steps=steps, width=width, depth=depth, activation=activation, latent=latent,
+        steps=steps, width=width, depth=depth, pool=samples, activation=activation, latent=latent,
     )  # fmt: skip
 
 

@@ -3,9 +3,11 @@
 With d and g the signed distance to the surface and its gradient, at places on it, near it and in the box around it,
 and v a random direction with mean square 1 an axis, minimised is the mean of
 
-    siren       s(d) (10 |phi - d| + 0.1 (v . (grad phi - g))^2),                      s(d) = 1 / (1 + |d| / 0.1)
+    siren       10 s(d) |phi - d| + 40 max(0, |d| / 2 - sign(d) phi) + 0.1 s(d)^2 (v . (grad phi - g))^2,
+                s(d) = 1 / (1 + |d| / 0.1),
     deepsdf     10 |clamp(phi) - clamp(d)| + 0.1 [|d| < 0.1] (v . (grad phi - g))^2 + 1e-3 |z|^2,  clamp at +-0.1
-    occupancy   H(sigmoid(-d / tau), phi) + 0.1 s(d) (v . (tau grad phi + g))^2,       s(d) = sech^2(d / 2 tau)
+    occupancy   m(d) H(sigmoid(-d / tau), phi) + 0.1 s(d) (v . (tau grad phi + g))^2,  s(d) = sech^2(d / 2 tau),
+                m(d) = 4 where |d| > 5 tau, 1 elsewhere,
 
 in units of the shape's longest half-extent. The mean over v of the square is |grad phi - g|^2: both the normals and
 |grad phi| = 1 at the price of one derivative in forward mode. H is the cross-entropy of a logit phi against a
@@ -36,8 +38,8 @@ from lamina.surfaces.base import Surface
 
 FAR = 0.1  # distance beyond which errors count less, or not at all
 WIDTH = 0.01  # tau
-SLOPE_WEIGHT, VALUE_WEIGHT, CODE_WEIGHT = 0.1, 10.0, 1e-3
-NEAREST, FARTHEST = 0.002, 0.1  # standard deviations of places near the surface, spread evenly in their logarithm
+SLOPE_WEIGHT, VALUE_WEIGHT, CODE_WEIGHT, FAR_WEIGHT = 0.1, 10.0, 1e-3, 4.0
+NEAREST, FARTHEST = 0.002, 0.3  # standard deviations of places near the surface, spread evenly in their logarithm
 WARM_UP = 0.05  # part of the steps in which the learning rate rises
 
 Report = Callable[[float, str], None]
@@ -114,15 +116,21 @@ class Places:
 
 
 def draw_places(target: FieldTarget, count: int, generator: torch.Generator, shape: int = 0) -> Places:
-    """Two fifths of the places on the surface, half near it, a tenth anywhere in the box; float32."""
-    on, near = 2 * count // 5, count // 2
+    """Two fifths of the places on the surface, two fifths near it, a tenth inwards of it and a tenth anywhere; float32.
+
+    Inwards, up to a half-extent along normals, places crowd where the shape is thickest, whose small volume chance
+    would miss. Those anywhere lie in a box beyond the bounds, which a field must respect.
+    """
+    on, inwards = 2 * count // 5, count // 10
     points, normals = target.draw(on, generator)
-    start, _ = target.draw(near, generator)
+    start, _ = target.draw(on, generator)
     low, high = math.log(NEAREST), math.log(FARTHEST)
-    spread = torch.empty(near, 1, dtype=torch.float64).uniform_(low, high, generator=generator).exp()
-    start = start + spread * torch.randn(near, 3, generator=generator, dtype=torch.float64)
-    box = 2 * torch.rand(count - on - near, 3, generator=generator, dtype=torch.float64) - 1
-    off = torch.cat([start, box * (target.half + MARGIN)])
+    spread = torch.empty(on, 1, dtype=torch.float64).uniform_(low, high, generator=generator).exp()
+    start = start + spread * torch.randn(on, 3, generator=generator, dtype=torch.float64)
+    deep, along = target.draw(inwards, generator)
+    deep = deep - torch.rand(inwards, 1, generator=generator, dtype=torch.float64) * along
+    box = 2 * torch.rand(count - 2 * on - inwards, 3, generator=generator, dtype=torch.float64) - 1
+    off = torch.cat([start, deep, box * (target.half + 2 * MARGIN)])
     distance, gradient = target(off)
     return Places(
         torch.cat([points, off]).float(),
@@ -192,8 +200,11 @@ def _pool(targets: Sequence[FieldTarget], count: int, generator: torch.Generator
 
 def _siren_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) -> Tensor:
     share = 1 / (1 + at.distance.abs() / FAR)
-    turn = (slope - wanted).square()
-    return (share * (VALUE_WEIGHT * (value - at.distance).abs() + SLOPE_WEIGHT * turn)).mean()
+    turn = share.square() * (slope - wanted).square()  # which far away has jumps to be smoothed over
+    miss = share * (value - at.distance).abs()
+    # Zeros where there should be none are dear, however few places see them, and cost nothing once they are gone.
+    astray = FAR_WEIGHT * functional.relu(0.5 * at.distance.abs() - at.distance.sign() * value)
+    return (VALUE_WEIGHT * (miss + astray) + SLOPE_WEIGHT * turn).mean()
 
 
 def _deepsdf_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) -> Tensor:
@@ -205,7 +216,9 @@ def _deepsdf_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) -> T
 def _occupancy_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) -> Tensor:
     aim = torch.sigmoid(-at.distance / WIDTH)
     turn = 4 * aim * (1 - aim) * (WIDTH * slope + wanted).square()
-    return functional.binary_cross_entropy_with_logits(value, aim) + SLOPE_WEIGHT * turn.mean()
+    # Far places are few for their volume, and cost nothing once they are right.
+    weight = torch.where(at.distance.abs() > 5 * WIDTH, FAR_WEIGHT, 1.0)
+    return functional.binary_cross_entropy_with_logits(value, aim, weight) + SLOPE_WEIGHT * turn.mean()
 
 
 LOSSES = {"siren": _siren_loss, "deepsdf": _deepsdf_loss, "occupancy": _occupancy_loss}

@@ -31,6 +31,7 @@ MARGIN = 0.1  # of the box around the shape, over its longest half-extent
 SIDE = 1e-4  # how far from a face its sides are looked at, likewise
 LOOSE = 0.15  # mean winding number of the two sides below which a surface hardly bounds anything
 MOST_LOOSE = 0.1  # share of the area that may be so
+HOLE = 0.02  # how far from whole numbers winding numbers are only if there are holes
 PROBES = 30_000  # random places between which holes are looked for
 BISECTIONS = 12
 NEAR_SPACINGS = 3.0  # within so many spacings of samples the normal at the foot tells the side
@@ -102,7 +103,7 @@ def field_target(surface: Surface, box: Tensor | None = None) -> FieldTarget:
     scale = float(extent.max()) / 2
     parts = (_mesh_parts if isinstance(surface, Mesh) else _sample_parts)(surface, centre, scale)
     target = FieldTarget(surface.name, centre, scale, extent / (2 * scale), *parts.functions, notes=parts.notes)
-    return _with_closure(target, parts.winding, parts.spacing)
+    return target if parts.closed else _with_closure(target, parts.winding, parts.spacing)
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class _Parts:
     inside: Callable[[Tensor, Tensor, Tensor], Tensor]
     draw: Draw
     spacing: float  # below which the winding number is not to be trusted
+    closed: bool  # whether the winding number says that there are no holes
     notes: tuple[str, ...]
 
     @property
@@ -150,7 +152,8 @@ def _mesh_parts(mesh: Surface, centre: Tensor, scale: float) -> _Parts:
         weight = weight / weight.sum(1, keepdim=True)  # uniform in the triangle: Dirichlet(1, 1, 1)
         return torch.einsum("ni,nic->nc", weight, corners[piece]), normals[piece]
 
-    return _Parts(winding, feet, inside, draw, 0.0, tuple(notes))
+    closed = bool(((before - before.round()).abs() < HOLE).all())
+    return _Parts(winding, feet, inside, draw, 0.0, closed, tuple(notes))
 
 
 def _facing(corners: Tensor, sign: Tensor) -> Tensor:
@@ -195,7 +198,7 @@ def _sample_parts(surface: Surface, centre: Tensor, scale: float) -> _Parts:
         found = surface.sample(count, int(torch.randint(2**31, (1,), generator=generator)))
         return (found.points - centre) / scale, side * found.normals
 
-    return _Parts(winding, feet, inside, draw, NEAR_SPACINGS * float(spacing.max()), tuple(notes))
+    return _Parts(winding, feet, inside, draw, NEAR_SPACINGS * float(spacing.max()), False, tuple(notes))
 
 
 def _bounding(name: str, areas: Tensor, mean: Tensor, notes: list[str]) -> Tensor:
