@@ -295,8 +295,8 @@ def meshes(folder):
     write_obj(folder / "few.obj", V[:5], [])
     np.savez(folder / "nofaces.npz", vertices=np.array(V), faces=np.zeros((0, 3), dtype=int))
     sphere = icosphere(2)[0].numpy()
-    np.savez(folder / "zero.npz", points=sphere, normals=np.vstack([np.zeros(3), sphere[1:]]))
-    np.savez(folder / "nannormal.npz", points=sphere, normals=np.vstack([np.full(3, np.nan), sphere[1:]]))
+    np.savez(folder / "zero.npz", points=sphere, normals=np.vstack([np.zeros((150, 3)), sphere[150:]]))
+    np.savez(folder / "nannormal.npz", points=sphere, normals=np.vstack([np.full((150, 3), np.nan), sphere[150:]]))
     (folder / "short.ply").write_bytes(b"ply\nformat binary_little_endian 1.0\nelement vertex 99\nproperty float x\n")
 
 
@@ -319,8 +319,8 @@ def meshes(folder):
         ("flat.obj", "80 faces and no area"),
         ("few.obj", "needs at least 20"),
         ("nofaces.npz", "no faces"),
-        ("zero.npz", "1 of 162 normals are zero, NaN or infinite"),
-        ("nannormal.npz", "1 of 162 normals are zero, NaN or infinite"),
+        ("zero.npz", "150 of 162 normals are zero, NaN or infinite"),
+        ("nannormal.npz", "150 of 162 normals are zero, NaN or infinite"),
     ],
 )
 @pytest.mark.parametrize("command", ["solve", "info"])
