@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lamina
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.neighbours import k_nearest
@@ -240,15 +241,109 @@ def test_normals_are_normalised_and_made_to_agree_and_noted():
     assert PointCloud(samples.points, samples.normals).notes == []
 
 
-def test_an_open_sheet_ends_about_where_its_samples_do():
+def test_the_few_normals_that_are_missing_are_estimated():
+    samples = Torus().sample(1000, 9)
+    normals = samples.normals.clone()
+    normals[[3, 500]] = 0
+    normals[7] = torch.nan
+    cloud = PointCloud(samples.points, normals)
+    assert cloud.notes == ["3 normals are zero or not finite and were estimated from the points."]
+    assert float((cloud.normals * samples.normals).sum(1).min()) > 0.95
+    torch.testing.assert_close(cloud.normals[10:20], samples.normals[10:20])
+
+
+def test_points_that_nearly_repeat_others_are_fitted_once():
+    samples = Sphere().sample(1000, 8)
+    again = samples.points[:300] + 1e-9 * random(300, 3)
+    cloud = PointCloud(torch.cat([samples.points, again]))
+    assert any("points nearly repeat others" in note for note in cloud.notes)
+    assert len(cloud.fit.cloud.points) < 1010
+    assert abs(float(cloud.areas.sum()) / (4 * math.pi) - 1) < 0.02
+    assert float(errors(cloud, Sphere(), band(Sphere(), 0.2, 1000))[0].mean()) < 1e-3
+
+
+def test_five_per_cent_of_outliers_do_not_move_the_surface():
+    """In a box around the shape: those far away are apart, those near are off the surface of their neighbours."""
+    samples = Torus().sample(6000, 1)
+    strays = 3 * uniform(300, 3, seed=2) - 1.5
+    cloud = PointCloud(torch.cat([samples.points, strays]))
+    away = length(strays - Torus().closest_points(strays).points)
+    dropped = cloud.areas[6000:] == 0
+    spacing = (float(cloud.areas.sum()) / 6000) ** 0.5
+    assert bool(dropped[away > 4 * spacing].all())
+    assert int((cloud.areas[:6000] == 0).sum()) <= 6
+    assert any("off the surface of their neighbours" in note for note in cloud.notes)
+    off = errors(cloud, Torus(), band(Torus(), 0.1, 3000))[1]
+    assert float(off.median()) < 1e-4
+    assert float(off.quantile(0.98)) < 0.1 * spacing, "strays nearer than the spacing remain"
+    kept = PointCloud(torch.cat([samples.points, strays]), drop_outliers=False)
+    assert len(kept.fit.cloud.points) > len(cloud.fit.cloud.points)
+
+
+# Rims
+
+
+def test_closed_surfaces_have_no_rims_however_their_samples_fall():
+    """Random samples leave gaps of two spacings; none of them is taken for an end of the surface."""
+    for count in (300, 3000):
+        samples = Sphere().sample(count, count)
+        assert PointCloud(samples.points, samples.normals).rims.count == 0
+    points, normals = cube(4000, 1)
+    assert PointCloud(points, normals).rims.count <= 4, "at its corners"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.002])
+def test_an_open_sheet_ends_where_its_samples_do(noise):
+    """2,000 samples of the unit square, 0.022 apart: feet from beyond the rim lie within a spacing of it."""
     flat = uniform(2000, 3)
-    flat[:, 2] = 0
+    flat[:, 2] = noise * random(2000)
     up = torch.tensor([0.0, 0, 1], dtype=torch.float64).expand(2000, 3)
     cloud = PointCloud(flat, up)
-    feet = cloud.closest_points(torch.tensor([[0.5, 0.5, 0.1], [1.5, 0.5, 0.1]], dtype=torch.float64)).points
-    torch.testing.assert_close(feet[0], torch.tensor([0.5, 0.5, 0], dtype=torch.float64))
-    assert 0.9 < float(feet[1, 0]) < 1.15
-    assert abs(float(cloud.areas.sum()) - 1) < 0.08
+    feet = cloud.closest_points(torch.tensor([[0.5, 0.5, 0.1]], dtype=torch.float64))
+    torch.testing.assert_close(feet.points[0, :2], torch.tensor([0.5, 0.5], dtype=torch.float64), atol=5e-3, rtol=0)
+    assert feet.beyond is not None
+    assert not bool(feet.beyond.any())
+    along = torch.linspace(0.05, 0.95, 200, dtype=torch.float64)
+    x = torch.stack([1.1 + 0 * along, along, 0.05 + 0 * along], 1)
+    feet = cloud.closest_points(x)
+    assert feet.beyond is not None
+    assert bool(feet.beyond.all())
+    assert float((feet.points[:, 0] - 1).abs().max()) < 0.022
+    assert abs(float((feet.points[:, 0] - 1).mean())) < 0.008
+    assert abs(float(cloud.areas.sum()) - 1) < 0.05
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_the_area_of_open_surfaces_does_not_depend_on_the_grid(bare):
+    """Half a sphere, 2,000 random samples: 0.9 % too large (measured), at every spacing of the grid."""
+    points = Sphere().sample(4000, 3).points
+    points = points[points[:, 2] > 0]
+    cloud = PointCloud(points, None if bare else points)
+    for spacing in (0.2, 0.1):
+        area = lamina.Domain(cloud, spacing, scheme="trace").quadrature.area
+        assert abs(area / (2 * math.pi) - 1) < 0.02
+
+
+def test_no_flux_leaves_through_a_rim():
+    """On the unit square Lap u = -pi^2 cos(pi x) has the solution cos(pi x): samples on a grid, trace scheme."""
+    axis = (torch.arange(40, dtype=torch.float64) + 0.5) / 40
+    x, y = torch.meshgrid(axis, axis, indexing="ij")
+    points = torch.stack([x, y, 0 * x], -1).reshape(-1, 3)
+    cloud = PointCloud(points, torch.tensor([0.0, 0, 1], dtype=torch.float64).expand(1600, 3))
+    domain = lamina.Domain(cloud, 0.06, scheme="trace")
+    u = lamina.poisson(domain, lambda x: -(math.pi**2) * torch.cos(math.pi * x[:, 0])).values
+    exact = torch.cos(math.pi * points[:, 0])
+    assert float((u - u.mean() - exact).abs().max()) < 0.04
+
+
+def test_a_partial_scan_solves_with_both_schemes():
+    """Beyond rims closest points jump from sample to sample; the band must hold the stencils of all of them."""
+    points = Torus().sample(2500, 3).points
+    points = points[points[:, 0] + 0.3 * points[:, 2] > -0.2]
+    for scheme in ("trace", "coupled"):
+        u = lamina.poisson(lamina.Domain(PointCloud(points), 0.1, scheme=scheme), lambda x: x[:, 1])
+        assert u.residual < 1e-7
+        assert float((u.values * points[:, 1]).sum()) < 0
 
 
 def test_samples_are_a_random_subset():
@@ -293,8 +388,8 @@ def test_the_smallest_clouds_work(count):
         (lambda p, n: (p[:, :2], None), r"shape \(100, 2\)"),
         (lambda p, n: (p.index_fill(0, torch.tensor([3]), torch.nan), n), "1 of 100 points have NaN"),
         (lambda p, n: (p.index_fill(0, torch.tensor([3]), torch.inf), n), "1 of 100 points have NaN"),
-        (lambda p, n: (p, n.index_fill(0, torch.tensor([3, 4]), 0.0)), "2 of 100 normals are zero"),
-        (lambda p, n: (p, n.index_fill(0, torch.tensor([3]), torch.nan)), "1 of 100 normals are zero"),
+        (lambda p, n: (p, n.index_fill(0, torch.arange(60), 0.0)), "60 of 100 normals are zero"),
+        (lambda p, n: (p, torch.full_like(n, torch.nan)), "100 of 100 normals are zero, NaN"),
         (lambda p, n: (p, n[:50]), r"normals of shape \(50, 3\) for 100 points"),
     ],
 )
@@ -304,7 +399,6 @@ def test_bad_input_is_refused_with_a_reason(spoil, message):
         PointCloud(*spoil(samples.points, samples.normals))
 
 
-@pytest.mark.gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("sigma", [0.0, 0.005])
 def test_gpu_and_cpu_agree(sigma):

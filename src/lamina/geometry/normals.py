@@ -14,94 +14,174 @@ from lamina.geometry.triangles import dot
 START_NEIGHBOURS, MOST_NEIGHBOURS = 24, 192
 FLAT = 0.1  # height over width of a neighbourhood above which noise is suspected
 TREE_NEIGHBOURS = 12
+CLEAR = 0.9  # of two neighbours that agree beyond doubt
+TILTED = 0.5  # usual |d . n| between neighbours at which noise decides it, and mirroring says nothing
+PROBES, OFF = 64, 2.0  # places about which winding numbers are taken, so many usual distances off the surface
+SURE = 0.2  # of a sum of winding numbers that is 1 on a closed surface and 0 on a flat one
+FEWEST_WOUND = 20  # samples of a piece for which winding numbers mean something
 
 
 def pca_normals(points: Tensor, k: int | None = None) -> Tensor:
     """Unit normals (n, 3), of either sign: the direction of least variance of the k nearest neighbours.
 
-    The eigenvector of the smallest eigenvalue of sum_j (p_j - mean)(p_j - mean)^T (Hoppe et al. 1992).
-    k None: 24 (a quarter of a small cloud), doubled up to 192 while neighbourhoods are thick (height over
-    width above 0.1) and become flatter by growing, as they do when it is noise and not curvature.
+    The eigenvector of the smallest eigenvalue of sum_j w_j (p_j - mean)(p_j - mean)^T (Hoppe et al. 1992), with the
+    weights w_j = (1 - d_j^2 / r^2)^2 of the distance d_j and the radius r of the neighbourhood.
+    k None: 24 (a quarter of a small cloud), and without weights doubled up to 192 while neighbourhoods are thick
+    (height over width above 0.1) and become flatter by growing, as they do when it is noise and not curvature.
     """
     if k is not None:
-        return _principal(points, k)[0]
-    k = min(START_NEIGHBOURS, max(6, len(points) // 4))
-    normals, thickness = _principal(points, k)
+        return _principal(points, k, weighted=True)[0]
+    start = k = min(START_NEIGHBOURS, max(6, len(points) // 4))
+    normals, thickness = _principal(points, k, weighted=False)
     while thickness > FLAT and 2 * k <= min(MOST_NEIGHBOURS, len(points) // 4):
-        wider, thinner = _principal(points, 2 * k)
+        wider, thinner = _principal(points, 2 * k, weighted=False)
         if thinner > 0.8 * thickness:  # noise would shrink by a half, curvature would double
             break
         normals, thickness, k = wider, thinner, 2 * k
-    return normals
+    return normals if k > start else _principal(points, k, weighted=True)[0]
 
 
-def _principal(points: Tensor, k: int) -> tuple[Tensor, float]:
+def _principal(points: Tensor, k: int, weighted: bool) -> tuple[Tensor, float]:
     """Normals (n, 3), and the median over points of height / width of the neighbourhood."""
-    index, _ = k_nearest(points, min(k, len(points)))
+    index, distance = k_nearest(points, min(k, len(points)))
     normals, thickness = [], []
-    for rows in index.split(max(1, 2**20 // index.shape[1])):
-        offset = points[rows] - points[rows].mean(1, keepdim=True)
+    size = max(1, 2**20 // index.shape[1])
+    for rows, away in zip(index.split(size), distance.split(size), strict=True):
+        weight = torch.ones_like(away)[..., None]
+        if weighted:
+            weight = (1 - (away / (1.01 * away[:, -1:]).clamp_min(1e-300)) ** 2)[..., None].square()
+        mean = (weight * points[rows]).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        offset = points[rows] - mean
         # eigh of float32 covariances loses the small eigenvalue of flat neighbourhoods.
-        values, vectors = torch.linalg.eigh((offset.transpose(1, 2) @ offset).double())
+        values, vectors = torch.linalg.eigh((offset.transpose(1, 2) @ (weight * offset)).double())
         normals.append(vectors[..., 0].to(points.dtype))
         thickness.append((values[:, 0].clamp_min(0) / values[:, 1].clamp_min(1e-300)).sqrt())
     return torch.cat(normals), float(torch.cat(thickness).median())
 
 
-def orient_normals(points: Tensor, normals: Tensor, k: int = TREE_NEIGHBOURS) -> Tensor:
+def orient_normals(
+    points: Tensor, normals: Tensor, k: int = TREE_NEIGHBOURS, *, viewpoint: Tensor | None = None
+) -> Tensor:
     """The normals (n, 3) with signs that agree between neighbours and point outwards.
 
-    Signs spread along the minimum spanning tree of the k-nearest-neighbour graph with weights
-    1 - |n_i . n_j|, so they cross from sheet to sheet where the surface is flattest (Hoppe et al. 1992,
-    "Surface reconstruction from unorganized points"). Each connected piece starts from its outermost
-    points, where outwards is known. The tree is built on the CPU, wherever the points are.
+    Two neighbours agree by n_j . (n_i - 2 d (d . n_i)), d the direction from one to the other: n_i mirrored in the
+    plane between them, which is n_j on a circle through both, round an edge and from sheet to sheet. Signs spread
+    along a maximum spanning forest of the k-nearest-neighbour graph, first within patches where neighbours agree
+    clearly (Hoppe et al. 1992, "Surface reconstruction from unorganized points"), then from patch to patch by the
+    sum of what all pairs along their common border say, so that no single pair decides for a patch. Each connected
+    piece then looks outwards as a whole. With a viewpoint (3,) from which all points were seen, patches look there
+    instead. The graph is searched on the CPU, wherever the points are.
     """
-    index, _ = k_nearest(points, min(k + 1, len(points)))
+    index, distance = k_nearest(points, min(k + 1, len(points)))
     p, n = points.detach().cpu().double().numpy(), normals.detach().cpu().double().numpy()
-    count = len(p)
-    first = np.repeat(np.arange(count), index.shape[1] - 1)
+    first = np.repeat(np.arange(len(p)), index.shape[1] - 1)
     second = index[:, 1:].reshape(-1).cpu().numpy()
-    # Sparse graphs have no edges of weight zero, so parallel normals weigh a little.
-    weight = 1 + 1e-9 - np.abs(np.einsum("ij,ij->i", n[first], n[second])).clip(max=1)
-    graph = coo_array((weight, (first, second)), shape=(count, count)).tocsr()
-    # The transpose differs only where the neighbour relation is one-sided.
-    tree = minimum_spanning_tree(graph.maximum(graph.T))
-    _, piece = connected_components(tree, directed=False)
-    sign = _signs_from_roots(tree, piece, n)
-    sign = sign * _outwards(p, n * sign[:, None], piece)[piece]
+    says = _agreement(p, n, first, second)
+    # Noise tilts the line between two points that lie close together: these say less.
+    usual = distance[:, 1:].median(1, keepdim=True).values.clamp_min(1e-300)
+    says = says * (distance[:, 1:] / usual).clamp(max=1).reshape(-1).cpu().double().numpy()
+    clear = np.abs(says) > CLEAR
+    sign, patch = _spread(len(p), first[clear], second[clear], says[clear])
+    if viewpoint is None:
+        a, b, vote = _votes(patch[first], patch[second], says * sign[first] * sign[second])
+        turn, piece = _spread(int(patch.max()) + 1, a, b, vote)
+        sign, piece = sign * turn[patch], piece[patch]
+        spacing = distance[:, 1:].median(1).values.cpu().double().numpy()
+        sign = sign * _outwards(p, n * sign[:, None], spacing, piece)[piece]
+    else:
+        sight = viewpoint.detach().cpu().double().numpy() - p
+        sight = sight / np.maximum(np.linalg.norm(sight, axis=1, keepdims=True), np.finfo(p.dtype).tiny)
+        seen = np.bincount(patch, sign * np.einsum("ij,ij->i", n, sight))
+        sign = sign * np.where(seen < 0, -1.0, 1.0)[patch]
     return normals * torch.from_numpy(sign).to(normals)[:, None]
 
 
-def _signs_from_roots(tree, piece: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Signs (n,) that make neighbours in the forest agree, +1 at the first point of each piece."""
-    count = len(n)
+def _agreement(p: np.ndarray, n: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """n_i . n_j - 2 c (d . n_i)(d . n_j) for pairs i, j; c falls from 1 to 0 as noise tilts d."""
+    d = p[second] - p[first]
+    d = d / np.maximum(np.linalg.norm(d, axis=1, keepdims=True), np.finfo(p.dtype).tiny)
+    across = np.einsum("ij,ij->i", d, n[first]) * np.einsum("ij,ij->i", d, n[second])
+    trust = max(0.0, 1 - float(np.median(np.abs(across))) ** 0.5 / TILTED)
+    return np.einsum("ij,ij->i", n[first], n[second]) - 2 * trust * across
+
+
+def _votes(first: np.ndarray, second: np.ndarray, says: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of different patches, each once, and the sum of what is said about them."""
+    apart = first != second
+    low, high = np.minimum(first, second)[apart], np.maximum(first, second)[apart]
+    count = int(max(first.max(), second.max())) + 1
+    summed = coo_array((says[apart], (low, high)), shape=(count, count)).tocsr().tocoo()
+    return summed.row, summed.col, summed.data
+
+
+def _spread(count: int, first: np.ndarray, second: np.ndarray, says: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Signs (count,) spread along the forest of edges that say most, +1 at the first node of each piece; and pieces.
+
+    An edge with says < 0 turns the sign round. An edge given both ways counts with the larger of its values.
+    """
+    strength = np.abs(says)
+    # Sparse graphs have no edges of weight zero, so even the clearest edge weighs a little.
+    weight = (1 + 1e-9) * strength.max(initial=0) - strength + 1e-300
+    # The transpose differs only where the neighbour relation is one-sided; entries given twice would be summed.
+    order = np.lexsort((weight, np.maximum(first, second), np.minimum(first, second)))
+    low, high = np.minimum(first, second)[order], np.maximum(first, second)[order]
+    once = np.concatenate([[True], (np.diff(low) != 0) | (np.diff(high) != 0)])[: len(order)]
+    low, high, order = low[once], high[once], order[once]
+    tree = minimum_spanning_tree(coo_array((weight[order], (low, high)), shape=(count, count)).tocsr()).tocoo()
+    _, piece = connected_components(tree, directed=False)
     roots = np.unique(piece, return_index=True)[1]
     # One more node above all roots makes the forest a tree, with one traversal.
-    edges = tree.tocoo()
-    rows = np.concatenate([edges.row, np.full(len(roots), count)])
-    columns = np.concatenate([edges.col, roots])
+    rows = np.concatenate([tree.row, np.full(len(roots), count)])
+    columns = np.concatenate([tree.col, roots])
     whole = coo_array((np.ones(len(rows)), (rows, columns)), shape=(count + 1, count + 1)).tocsr()
     _, parent = breadth_first_order(whole, count, directed=False)
     parent[count] = count
-    sign = np.ones(count + 1)
     inner = np.nonzero(parent[:count] < count)[0]
-    sign[inner] = np.where(np.einsum("ij,ij->i", n[inner], n[parent[inner]]) < 0, -1.0, 1.0)
+    up = parent[inner]
+    key = low.astype(np.int64) * count + high  # increasing
+    edge = np.searchsorted(key, np.minimum(inner, up).astype(np.int64) * count + np.maximum(inner, up))
+    sign = np.ones(count + 1)
+    sign[inner] = np.where(says[order[edge]] < 0, -1.0, 1.0)
     # Pointer jumping: after j rounds each node holds the product of the 2^j signs above it.
     while np.any(parent != count):
         sign = sign * sign[parent]
         parent = parent[parent]
-    return sign[:count]
+    return sign[:count], piece
 
 
-def _outwards(p: np.ndarray, n: np.ndarray, piece: np.ndarray) -> np.ndarray:
-    """For each piece +1 or -1: whether the normals at its six outermost points look outwards, on balance."""
+def _outwards(p: np.ndarray, n: np.ndarray, spacing: np.ndarray, piece: np.ndarray) -> np.ndarray:
+    """For each piece +1 or -1: whether its normals look outwards as they are.
+
+    By winding numbers where these are clear, otherwise by the normals at its six outermost points.
+    """
     outward = np.zeros(piece.max() + 1)
     for axis in range(3):
         order = np.lexsort((p[:, axis], piece))
         starts = np.nonzero(np.diff(piece[order], prepend=-1))[0]
         ends = np.append(starts[1:], len(order)) - 1
         outward += n[order[ends], axis] - n[order[starts], axis]
+    for c in np.nonzero(np.bincount(piece) >= FEWEST_WOUND)[0]:
+        rows = np.nonzero(piece == c)[0]
+        wound = _winding(p[rows], n[rows], spacing[rows])
+        if abs(wound) > SURE:
+            outward[c] = wound
     return np.where(outward < 0, -1.0, 1.0)
+
+
+def _winding(p: np.ndarray, n: np.ndarray, spacing: np.ndarray) -> float:
+    """Mean of w(x + d n) + w(x - d n) over some of the points: 1 on a closed surface with normals outwards, -1 with
+    normals inwards, near 0 on a flat sheet; its sign tells the convex side of an open one.
+
+    w(q) = sum_j A_j n_j . (p_j - q) / (4 pi |p_j - q|^3), A_j the square of the spacing, is the winding number of the
+    cloud about q (Barill et al. 2018, "Fast winding numbers for soups and clouds").
+    """
+    some = np.linspace(0, len(p) - 1, min(PROBES, len(p))).astype(np.int64)
+    off = OFF * spacing[some, None] * n[some]
+    total = 0.0
+    for q in np.concatenate([p[some] + off, p[some] - off]):
+        r = p - q
+        total += float(np.sum(spacing**2 * np.einsum("ij,ij->i", n, r) / np.sum(r * r, 1).clip(1e-300) ** 1.5))
+    return total / (4 * np.pi * len(some))
 
 
 def signs_disagree(points: Tensor, normals: Tensor) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,14 +12,16 @@ from lamina.geometry.curvature import SurfaceFeatures, from_jets
 from lamina.geometry.fitting import Cloud, Fit, fit_surface
 from lamina.geometry.jets import project
 from lamina.geometry.lattice import Lattice, nodes_within
-from lamina.geometry.neighbours import connected_pieces, k_nearest, voronoi_areas
+from lamina.geometry.neighbours import PieceTrees, connected_pieces, k_nearest, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
+from lamina.geometry.outliers import distinct, off_surface, small_pieces
 from lamina.geometry.rims import Rims, find_rims
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
 FEWEST_POINTS, FEWEST_IN_COMPONENT = 20, 10
+WILD = 1.25  # feet farther than this many times the reach of their jet are not believed
 RIM_STEPS = 4  # to bring a foot back to a rim; one is enough on a plane
 
 
@@ -25,30 +29,40 @@ class PointCloud(Surface):
     """The surface through points (n, 3), with normals (n, 3) if there are any.
 
     `points` stay as given; `normals` are estimated where none are given. The surface between them, and near
-    them where they are noisy, is that of `fit`, made when first asked for.
-    Raises InputError for fewer than 20 distinct points, for points that are not finite and for normals that
-    are not finite or zero.
+    them where they are noisy, is that of `fit`, made when first asked for; it ends at its `rims`.
+    viewpoint (3,): where all points were seen from, which is the side that estimated normals look to; without one
+    they look outwards. drop_outliers: whether points off the surface of their neighbours are left out of the fit; by
+    default where there are no normals, as in raw scans.
+    Raises InputError for fewer than 20 distinct points, for points that are not finite and for normals of which
+    most are not finite or zero.
     """
 
     representation = "points"
     exact = False
+    _fit: Fit | None = None
+    _rims: Rims | None = None
 
-    def __init__(self, points: Tensor, normals: Tensor | None = None, *, name: str = "points") -> None:
+    def __init__(
+        self,
+        points: Tensor,
+        normals: Tensor | None = None,
+        *,
+        viewpoint: Sequence[float] | Tensor | None = None,
+        drop_outliers: bool | None = None,
+        name: str = "points",
+    ) -> None:
         super().__init__(name)
         self.points = _checked_points(points)
         self._unique, self._unique_of = self._distinct(self.points)
+        kept, off = self._without_outliers(normals is None if drop_outliers is None else drop_outliers)
         if normals is None:
-            self._normals = orient_normals(self._unique, pca_normals(self._unique))
-            self.normals = self._normals[self._unique_of]
-            self.notes.append("Normals were estimated from the points; on open surfaces their side is a guess.")
+            self.normals = self._estimated(kept, _checked_viewpoint(viewpoint, self.points))
         else:
-            self.normals = self._oriented(self._checked_normals(normals))
-            self._normals = self.normals[first_of_each(self._unique_of, len(self._unique))]
-        self._component, self._kept = self._find_components(None if normals is None else self._normals)
+            self.normals = self._oriented(self._completed(normals, kept))
+        self._normals = self.normals[first_of_each(self._unique_of, len(self._unique))]
+        self._component, self._kept = self._find_components(kept, off, by_normals=normals is not None)
         self.component = self._component[self._unique_of]
         self.areas = self._share_areas()
-        self._fit: Fit | None = None
-        self._rims: Rims | None = None
 
     @property
     def rims(self) -> Rims:
@@ -85,8 +99,17 @@ class PointCloud(Surface):
         feet = self._feet(x, index)
         offset = x - feet.points
         near = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
-        feet = ClosestPoints(feet.points[near], feet.normals[near], feet.component[near])
-        return NearNodes(ijk[near], feet)
+        # Feet are those of jets around samples that need not be the best: a node whose own foot is too far may still
+        # have the foot of another node within the radius, and that one's stencils want it.
+        left, right = (~near).nonzero()[:, 0], near.nonzero()[:, 0]
+        trees = PieceTrees(feet.points[right], feet.component[right])
+        other, distance = trees.query(x[left], feet.component[left], 1)
+        found = distance[:, 0] <= radius
+        left, other = left[found], right[other[found, 0]]
+        rows = torch.cat([right, left])
+        points, normals = feet.points[rows], feet.normals[rows]
+        points[len(right) :], normals[len(right) :] = feet.points[other], feet.normals[other]
+        return NearNodes(ijk[rows], ClosestPoints(points, normals, feet.component[rows]))
 
     def sample(self, count: int, seed: int = 0) -> ClosestPoints:
         """count of the points at random, without repetition."""
@@ -127,6 +150,10 @@ class PointCloud(Surface):
         again = nearest.nonzero()[:, 0]
         points[again], normals[again] = project(fit.jets, x[again], index[again])
         points, normals, beyond = self._within_rims(x, points, normals, index)
+        # A polynomial may rise steeply where no sample holds it: there its sample stands for the surface.
+        away = points - fit.cloud.points[index]
+        wild = (dot(away, away).sqrt() > WILD * fit.jets.reach[index] * fit.jets.scale[index]).nonzero()[:, 0]
+        points[wild], normals[wild] = fit.cloud.points[index[wild]], normals_of[index[wild]]
         return ClosestPoints(points, normals, fit.cloud.component[index], beyond=beyond)
 
     def _within_rims(self, x: Tensor, points: Tensor, normals: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,18 +189,44 @@ class PointCloud(Surface):
 
     def _distinct(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Distinct points (m, 3), and which of them (n,) each point is."""
-        unique, which = torch.unique(points, dim=0, return_inverse=True)
+        unique, which, repeated = distinct(points)
         if len(unique) < FEWEST_POINTS:
             raise InputError(
                 f"PointCloud got {len(points)} points, {len(unique)} of them distinct, and needs at least "
                 f"{FEWEST_POINTS} to find a surface: sample the shape more densely."
             )
-        repeated = len(points) - len(unique)
+        alike = len(points) - len(unique) - repeated
         if repeated:
             self.notes.append(f"{repeated} points repeat others: they are fitted once and share their area.")
+        if alike:
+            self.notes.append(f"{alike} points nearly repeat others: they are fitted once and share their area.")
         return unique, which
 
-    def _checked_normals(self, normals: Tensor) -> Tensor:
+    def _without_outliers(self, wanted: bool) -> tuple[Tensor, int]:
+        """Rows of distinct points that are on a surface, before normals are known; how many are off that of others."""
+        apart = small_pieces(connected_pieces(self._unique), FEWEST_IN_COMPONENT)
+        kept = (~apart).nonzero()[:, 0]
+        off = off_surface(self._unique[kept]) if wanted else torch.zeros_like(kept, dtype=torch.bool)
+        count = int(off.sum())
+        if count:
+            self.notes.append(
+                f"{count} points off the surface of their neighbours were taken for outliers: they have no area and "
+                "no part in the fit."
+            )
+        return kept[~off], count
+
+    def _estimated(self, kept: Tensor, viewpoint: Tensor | None) -> Tensor:
+        """Normals (n, 3) of `points` from the distinct points kept."""
+        unique = self._unique[kept]
+        found = orient_normals(unique, pca_normals(unique), viewpoint=viewpoint)
+        if viewpoint is None:
+            self.notes.append("Normals were estimated from the points; on open surfaces their side is a guess.")
+        else:
+            self.notes.append("Normals were estimated from the points and look to the viewpoint.")
+        return found[k_nearest(unique, 1, self._unique)[0][:, 0]][self._unique_of]
+
+    def _completed(self, normals: Tensor, kept: Tensor) -> Tensor:
+        """The normals given, of unit length; the few that are zero or not finite are estimated."""
         normals = torch.as_tensor(normals).to(self.points)
         if normals.shape != self.points.shape:
             raise InputError(
@@ -181,15 +234,24 @@ class PointCloud(Surface):
                 "give one normal (x, y, z) a point, or none at all to have them estimated."
             )
         length = dot(normals, normals).sqrt()
-        bad = int((~torch.isfinite(length) | (length == 0)).sum())
-        if bad:
+        good = torch.isfinite(length) & (length > 0)
+        bad = int((~good).sum())
+        if 2 * bad > len(good):
             raise InputError(
                 f"{bad} of {len(normals)} normals are zero, NaN or infinite; remove those points, "
                 "or pass normals=None to have all estimated."
             )
-        if bool(((length - 1).abs() > 1e-4).any()):
-            shortest, longest = float(length.min()), float(length.max())
+        if bool(((length[good] - 1).abs() > 1e-4).any()):
+            shortest, longest = float(length[good].min()), float(length[good].max())
             self.notes.append(f"Normals of length {shortest:.3g} to {longest:.3g} were normalised.")
+        if not bad:
+            return unit(normals)
+        self.notes.append(f"{bad} normals are zero or not finite and were estimated from the points.")
+        unique = self._unique[kept]
+        own = pca_normals(unique)[k_nearest(unique, 1, self.points[~good])[0][:, 0]]
+        like = normals[good][k_nearest(self.points[good], 1, self.points[~good])[0][:, 0]]
+        normals = normals.clone()
+        normals[~good] = torch.where(dot(own, like)[:, None] < 0, -own, own)
         return unit(normals)
 
     def _oriented(self, normals: Tensor) -> Tensor:
@@ -200,18 +262,20 @@ class PointCloud(Surface):
         agreed = orient_normals(self._unique, normals[first])[self._unique_of]
         return torch.where(dot(agreed, normals)[:, None] < 0, -normals, normals)
 
-    def _find_components(self, normals: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _find_components(self, kept: Tensor, off: int, by_normals: bool) -> tuple[Tensor, Tensor]:
         """Component (m,) of each distinct point, and the rows of those that are fitted, outliers left out."""
-        component = connected_pieces(self._unique, normals)
-        large = int((torch.bincount(component) >= FEWEST_IN_COMPONENT).sum())
-        stray = component >= max(large, 1)  # pieces are numbered by size
-        kept, strays = (~stray).nonzero()[:, 0], stray.nonzero()[:, 0]
+        found = connected_pieces(self._unique[kept], self._normals[kept] if by_normals else None)
+        apart = small_pieces(found, FEWEST_IN_COMPONENT)
+        component = torch.full_like(self._unique_of[: len(self._unique)], -1)
+        kept, found = kept[~apart], found[~apart]
+        component[kept] = found
+        strays = (component < 0).nonzero()[:, 0]
         if len(strays):
-            nearest = k_nearest(self._unique[kept], 1, self._unique[strays])[0][:, 0]
-            component[strays] = component[kept[nearest]]
+            component[strays] = found[k_nearest(self._unique[kept], 1, self._unique[strays])[0][:, 0]]
+        if len(strays) > off:
             self.notes.append(
-                f"{len(strays)} points apart from the rest, in groups of fewer than {FEWEST_IN_COMPONENT}, "
-                "were taken for outliers: they have no area and no part in the fit."
+                f"{len(strays) - off} points apart from the rest, in small groups, were taken for outliers: they have "
+                "no area and no part in the fit."
             )
         return component, kept
 
@@ -220,6 +284,15 @@ class PointCloud(Surface):
         cells[self._kept] = voronoi_areas(self._unique[self._kept], self._normals[self._kept])
         share = torch.bincount(self._unique_of, minlength=len(cells)).to(cells)
         return (cells / share)[self._unique_of]
+
+
+def _checked_viewpoint(viewpoint: Sequence[float] | Tensor | None, points: Tensor) -> Tensor | None:
+    if viewpoint is None:
+        return None
+    place = torch.as_tensor(viewpoint).to(points)
+    if place.shape != (3,) or not bool(torch.isfinite(place).all()):
+        raise InputError(f"The viewpoint must be three finite numbers x, y, z, got {viewpoint!r}.")
+    return place
 
 
 def _checked_points(points: Tensor) -> Tensor:
