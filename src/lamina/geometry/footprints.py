@@ -45,7 +45,7 @@ class Samples:
     normals: Tensor  # (s, 3) outwards
     pixel: float  # spacing of the rays
     footprint: Tensor  # (s,) RMS tangential distance of the samples around from the centres of their Gaussians
-    light: Tensor  # (n,) part of the light that reaches each Gaussian in its best view
+    light: Tensor  # (n,) part of the light that reaches each Gaussian in a good view
     together: float  # part of the samples that belongs to pieces large enough
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from lamina.geometry.neighbours import tangent_frames
 
 VIEWS = 24
+BEST = 6  # one view in so many may show a Gaussian better than its light says: through a hole, say
 WIDEST = 3.0  # standard deviations at which a Gaussian ends
 FAINTEST = 1 / 255  # alpha that counts
 PAIRS = 2**21  # of Gaussian and ray at a time
@@ -46,7 +47,7 @@ class Seen:
     towards: Tensor  # (s, 3) unit vectors to the viewer
     gaussian: Tensor  # (s,) int64, which Gaussian stopped the light
     opaque: Tensor  # (s,) the part of the light that all Gaussians on that ray together stop
-    light: Tensor  # (n,) part of the light that reaches each Gaussian, mean over its rays, in its best view
+    light: Tensor  # (n,) part of the light that reaches each Gaussian, mean over its rays, in a good view: see BEST
 
     def take(self, rows: Tensor) -> Seen:
         """These places alone."""
@@ -65,24 +66,23 @@ def directions(count: int) -> Tensor:
 @torch.no_grad()
 def look(gaussians: Gaussians, pixel: float, views: int = VIEWS) -> Seen:
     """Pictures with square pixels of that size from directions all around."""
-    light = torch.zeros_like(gaussians.opacities)
-    found = []
-    for d in directions(views).to(gaussians.centres):
+    nothing = gaussians.centres[:0]
+    light = gaussians.opacities.new_zeros(views, len(gaussians.centres))
+    found = [(nothing, nothing, torch.zeros_like(light[0, :0], dtype=torch.int64), light[0, :0])]
+    for view, d in enumerate(directions(views).to(gaussians.centres)):
         rays = _rays(gaussians, d, pixel)
         if len(rays.gaussian) == 0:
             continue
         before, stopped = _transmitted(rays)
-        got, whole = torch.zeros_like(light), torch.zeros_like(light)
-        got.index_add_(0, rays.gaussian, before * rays.alpha)
-        whole.index_add_(0, rays.gaussian, rays.alpha)
-        light = torch.maximum(light, got / whole.clamp_min(torch.finfo(light.dtype).tiny))
+        whole = torch.zeros_like(light[view]).index_add_(0, rays.gaussian, rays.alpha)
+        light[view].index_add_(0, rays.gaussian, before * rays.alpha)
+        light[view] /= whole.clamp_min(torch.finfo(light.dtype).tiny)
         at = ((before > 0.5) & (before * (1 - rays.alpha) <= 0.5)).nonzero()[:, 0]
         place = rays.place(at) * pixel @ tangent_frames(d[None])[0, :2] + rays.depth[at, None] * d
         found.append((place, (-d).expand_as(place), rays.gaussian[at], stopped[at]))
-    nothing = gaussians.centres[:0]
-    found.append((nothing, nothing, torch.zeros_like(light[:0], dtype=torch.int64), light[:0]))
     points, towards, gaussian, opaque = (torch.cat(part) for part in zip(*found, strict=True))
-    return Seen(points, towards, gaussian, opaque, light)
+    good = light.topk(1 + views // BEST, dim=0).values[-1]
+    return Seen(points, towards, gaussian, opaque, good)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from lamina.surfaces.splat_files import SplatData
 FEWEST = 20
 MOST_OF_EXTENT = 0.1  # the largest scale allowed unless asked otherwise
 NEIGHBOURS, APART = 8, 8.0  # a floater: its neighbour of that rank is so many times farther than is typical
-OFF = 3.0  # pixels, or own sizes, from the surface beyond which a Gaussian does not belong to it
+OFF = 2.0  # pixels, or own sizes, from the surface beyond which a Gaussian does not belong to it
 FLAT = 0.3  # shortest over middle axis below which the shortest should be a normal
 TOGETHER = 0.5  # part of the rays that must meet one of a few large pieces, or there is no surface
 
@@ -35,7 +35,7 @@ class Splats(PointCloud):
     the m Gaussians that belong to it, `kept` (m,) their numbers. `dropped` says how many others there were and why:
     not finite, faint (opacity below min_opacity), large (a scale above max_scale, default a tenth of the extent),
     round (flatness 1 - shortest / middle axis below min_flatness), apart (without neighbours), hidden (less than
-    min_light of the light gets there in any view: below the surface) and off (not on the surface).
+    min_light of the light gets there, in all but a few views: below the surface) and off (not on the surface).
     Raises InputError where the Gaussians show no surface.
     """
 
@@ -52,7 +52,7 @@ class Splats(PointCloud):
         min_opacity: float = 0.05,
         max_scale: float | None = None,
         min_flatness: float = 0.0,
-        min_light: float = 0.25,
+        min_light: float = 0.1,
         name: str = "splats",
         data: SplatData | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Splats(PointCloud):
         self.data = data or _described(centres, scales, rotations, opacities, colours)
         self.dropped: dict[str, int] = {}
         kept = self._filtered(centres, scales, rotations, opacities, min_opacity, max_scale, min_flatness)
-        axes = _axes(rotations[kept])
+        axes = axes_of(rotations[kept])
         covariances = (axes * scales[kept, None] ** 2) @ axes.transpose(1, 2)
         seen = sample_surface(Gaussians(centres[kept], covariances, opacities[kept]), _extent(centres[kept]))
         if len(seen.points) < FEWEST or seen.together < TOGETHER:
@@ -206,7 +206,7 @@ def _described(
     return SplatData(array(centres), array(scales), array(rotations), array(opacities), array(colours))
 
 
-def _axes(q: Tensor) -> Tensor:
+def axes_of(q: Tensor) -> Tensor:
     """Rotation matrices (n, 3, 3), whose columns are the axes, of quaternions (w, x, y, z) (n, 4) of any length."""
     w, x, y, z = (q / q.norm(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)).unbind(1)
     rows = [
