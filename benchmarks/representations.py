@@ -27,6 +27,7 @@ from lamina.learn.checkpoint import load_tensors
 from lamina.learn.field_fit import fit_from_surfaces, plan_for
 from lamina.learn.fields import save_field
 from lamina.surfaces.base import Surface
+from lamina.view.camera import View, upright_axis
 from lamina.view.render import render
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
@@ -95,12 +96,13 @@ def five(shape: str, spacing: float, folder: Path) -> dict[str, Any]:
 def picture(path: Path, surfaces: dict[str, Surface], values: dict[str, torch.Tensor]) -> Path:
     """The solutions side by side in the same colours, each at the points of its own surface."""
     low, high = min(float(u.min()) for u in values.values()), max(float(u.max()) for u in values.values())
+    view = View(azimuth=120.0, elevation=15.0, up=upright_axis(surfaces["mesh"].points.numpy()))
     sheet = Image.new("RGB", (PANEL * len(values), PANEL), "white")
     for column, (name, u) in enumerate(values.items()):
         surface = surfaces[name]
         panel = render(
             surface.points, u, faces=surface.faces, normals=surface.normals, size=(PANEL, PANEL), title=name, low=low,
-            high=high, colour_bar=column == len(values) - 1, view=(25, 15),
+            high=high, colour_bar=column == len(values) - 1, view=view,
         )  # fmt: skip
         sheet.paste(panel, (PANEL * column, 0))
     atomic_write(path, lambda file: sheet.save(file, format="PNG"))

@@ -29,7 +29,7 @@ class FieldError:
         return asdict(self)
 
 
-def field_error(field: Field, target: FieldTarget, shape: int = 0, *, count: int = 10_000, seed: int = 1) -> FieldError:
+def field_error(field: Field, target: FieldTarget, shape: int = 0, *, count: int = 5000, seed: int = 1) -> FieldError:
     """Measured at random places, in double precision; shape: which code of a family belongs to the target.
 
     Points of the surface go to the level set by Newton's method, and points of the level set, found likewise from

@@ -93,7 +93,7 @@ class FieldFit:
 DEFAULTS: dict[str, dict[str, Any]] = {
     "siren": {},
     "occupancy": {},
-    "deepsdf": {"width": 128, "depth": 4, "steps": 3000},
+    "deepsdf": {"depth": 4},
 }
 
 
