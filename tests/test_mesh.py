@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import lamina
 from lamina.surfaces.icosphere import icosphere
@@ -189,3 +191,49 @@ def test_the_mesh_does_not_change_what_it_was_given():
     lamina.Mesh(points, faces)
     assert torch.equal(points, kept[0])
     assert torch.equal(faces, kept[1])
+
+
+# Soups: nothing depends on how the faces were written down
+
+
+OPEN = F[(V[F][:, :, 2] < 0.7).all(1)]  # without its cap the sphere has a rim as well
+
+
+def solved(mesh):
+    return lamina.poisson(lamina.Domain(mesh, 0.2), lambda x: x[:, 2] + x[:, 0] ** 2).values
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=3, deadline=None)
+def test_the_solution_does_not_depend_on_the_order_or_the_sharing_of_faces(seed):
+    """Faces shuffled, some repeated, every one with vertices of its own, as in an STL file."""
+    order = torch.randperm(len(OPEN), generator=torch.Generator().manual_seed(seed))
+    soup = torch.cat([OPEN[order], OPEN[order[:11]].flip(1)])
+    corners = V[soup].reshape(-1, 3)
+    torn, whole = lamina.Mesh(corners, torch.arange(len(corners)).reshape(-1, 3)), lamina.Mesh(V, OPEN)
+    assert torn.component_count == 1
+    assert float(torn.areas.sum()) == pytest.approx(float(whole.areas.sum()), rel=1e-12)
+    torch.testing.assert_close(solved(torn), solved(whole)[soup.reshape(-1)], rtol=0, atol=1e-6)
+
+
+def test_the_solution_hardly_depends_on_the_sides_that_faces_look_to():
+    """The three points on a piece are mirrored with its normal: a difference far below the error of the grid."""
+    turned = torch.rand(len(OPEN), generator=torch.Generator().manual_seed(0)) < 0.4
+    mesh = lamina.Mesh(V, torch.where(turned[:, None], OPEN.flip(1), OPEN))
+    used = torch.unique(OPEN)
+    torch.testing.assert_close(solved(mesh)[used], solved(lamina.Mesh(V, OPEN))[used], rtol=0, atol=1e-3)
+
+
+def test_repeated_faces_of_a_torn_mesh_are_found_by_their_places():
+    soup = torch.cat([F, F[:7]])
+    corners = V[soup].reshape(-1, 3)
+    torn = lamina.Mesh(corners, torch.arange(len(corners)).reshape(-1, 3))
+    assert "7 duplicate faces were ignored." in torn.notes
+
+
+def test_what_is_wrong_with_a_mesh_is_said():
+    flipped = F.clone()
+    flipped[::3] = flipped[::3].flip(1)
+    assert lamina.Mesh(V, flipped).notes == [
+        f"{len(F[::3])} of {len(F)} faces look to the other side than their neighbours; solutions do not depend on it."
+    ]

@@ -12,6 +12,7 @@ from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
+from lamina.geometry.orientation import agreeing_sides
 from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit, vertex_areas
 from lamina.linear.graph import components
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
@@ -37,6 +38,7 @@ class Mesh(Surface):
         self.points, self.faces = vertices, kept
         edge, first, second, self.same_vertex, self.full_angle = _face_adjacency(vertices, kept)
         component = components(len(kept), first, second)
+        self._note_sides(self.same_vertex[kept])
         self.shared_edge, self.shared_first, self.shared_second = edge, first, second
         corners = vertices[kept]
         normals = triangle_normals(corners)
@@ -71,7 +73,9 @@ class Mesh(Surface):
                 f"The mesh has {len(faces)} faces and no area; expected triangles with area: "
                 "check the file or its units."
             )
-        _, first = np.unique(np.sort(faces.numpy(), 1), axis=0, return_index=True)
+        # Faces that repeat others may have vertices of their own, at the same places.
+        same = np.unique(vertices.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+        _, first = np.unique(np.sort(same[faces.numpy()], 1), axis=0, return_index=True)
         unique = torch.zeros(len(faces), dtype=torch.bool)
         unique[torch.from_numpy(first)] = True
         if flat.any():
@@ -79,6 +83,21 @@ class Mesh(Surface):
         if not unique.all():
             self.notes.append(f"{int((~unique).sum())} duplicate faces were ignored.")
         return faces[unique & ~flat]
+
+    def _note_sides(self, faces: Tensor) -> None:
+        """Say how many faces, over vertices of which those at one place are one, look another way than the rest."""
+        sides = agreeing_sides(faces)
+        pieces = len(sides.one_sided)
+        turned = torch.bincount(sides.piece[sides.sign < 0], minlength=pieces)
+        turned = torch.minimum(turned, torch.bincount(sides.piece, minlength=pieces) - turned)
+        count, strips = int(turned[~sides.one_sided].sum()), int(sides.one_sided.sum())
+        if count:
+            self.notes.append(
+                f"{count} of {len(faces)} faces look to the other side than their neighbours; solutions do not depend "
+                "on it."
+            )
+        if strips:
+            self.notes.append(f"{strips} parts have but one side, as a Moebius strip; solutions do not depend on it.")
 
     @property
     def face_adjacency(self) -> tuple[Tensor, Tensor, Tensor]:
