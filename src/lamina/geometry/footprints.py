@@ -10,7 +10,7 @@ surface, smoothed over neighbourhoods as wide as the footprints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from lamina.geometry.triangles import dot, unit
 from lamina.geometry.visibility import VIEWS, Gaussians, Seen, look, openness
 
 SAMPLES = 20_000, 100_000  # at least and at most, between these three for every two Gaussians
+BLUR = 0.5 / 800  # of the extent: half a pixel of usual pictures, by which trained Gaussians expect to be blurred
 COARSE = 48, 6  # pixels across and views of the pictures that measure how much there is to see
 AROUND = 48  # neighbours whose plane gives a normal
 OPAQUE = 0.8  # part of the light that a surface stops
@@ -45,12 +46,14 @@ class Samples:
     normals: Tensor  # (s, 3) outwards
     pixel: float  # spacing of the rays
     footprint: Tensor  # (s,) RMS tangential distance of the samples around from the centres of their Gaussians
-    light: Tensor  # (n,) part of the light that reaches each Gaussian in a good view
+    light: Tensor  # (n,) part of the light that reaches each Gaussian in a good view; NaN: no ray met it
     together: float  # part of the samples that belongs to pieces large enough
 
 
 def sample_surface(gaussians: Gaussians, extent: float) -> Samples:
     """Samples of the surface that Gaussians of that extent show, moved onto it."""
+    blur = (BLUR * extent) ** 2 * torch.eye(3, dtype=gaussians.centres.dtype, device=gaussians.centres.device)
+    gaussians = replace(gaussians, covariances=gaussians.covariances + blur)
     pixel = _pixel(gaussians, extent)
     seen = look(gaussians, pixel)
     light = seen.light
@@ -71,6 +74,8 @@ def sample_surface(gaussians: Gaussians, extent: float) -> Samples:
     for _ in range(PASSES):
         surface = _smoothed(_lowered(cloud, surface, centres), near)
     rows = _on_sheets(surface, pixel)
+    if len(rows) <= AROUND:
+        return Samples(surface.points[rows], surface.normals[rows], pixel, footprint[rows], light, 0.0)
     rows = rows[_large_pieces(surface.points[rows], surface.normals[rows])[1]]
     return Samples(surface.points[rows], surface.normals[rows], pixel, footprint[rows], light, together)
 

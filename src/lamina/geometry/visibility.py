@@ -47,7 +47,8 @@ class Seen:
     towards: Tensor  # (s, 3) unit vectors to the viewer
     gaussian: Tensor  # (s,) int64, which Gaussian stopped the light
     opaque: Tensor  # (s,) the part of the light that all Gaussians on that ray together stop
-    light: Tensor  # (n,) part of the light that reaches each Gaussian, mean over its rays, in a good view: see BEST
+    light: Tensor  # (n,) part of the light that reaches each Gaussian, mean over its rays, in a good view (see BEST);
+    # NaN for one so small that it lies between the rays
 
     def take(self, rows: Tensor) -> Seen:
         """These places alone."""
@@ -68,6 +69,7 @@ def look(gaussians: Gaussians, pixel: float, views: int = VIEWS) -> Seen:
     """Pictures with square pixels of that size from directions all around."""
     nothing = gaussians.centres[:0]
     light = gaussians.opacities.new_zeros(views, len(gaussians.centres))
+    met = torch.zeros_like(light[0], dtype=torch.bool)
     found = [(nothing, nothing, torch.zeros_like(light[0, :0], dtype=torch.int64), light[0, :0])]
     for view, d in enumerate(directions(views).to(gaussians.centres)):
         rays = _rays(gaussians, d, pixel)
@@ -77,12 +79,13 @@ def look(gaussians: Gaussians, pixel: float, views: int = VIEWS) -> Seen:
         whole = torch.zeros_like(light[view]).index_add_(0, rays.gaussian, rays.alpha)
         light[view].index_add_(0, rays.gaussian, before * rays.alpha)
         light[view] /= whole.clamp_min(torch.finfo(light.dtype).tiny)
+        met |= whole > 0
         at = ((before > 0.5) & (before * (1 - rays.alpha) <= 0.5)).nonzero()[:, 0]
         place = rays.place(at) * pixel @ tangent_frames(d[None])[0, :2] + rays.depth[at, None] * d
         found.append((place, (-d).expand_as(place), rays.gaussian[at], stopped[at]))
     points, towards, gaussian, opaque = (torch.cat(part) for part in zip(*found, strict=True))
     good = light.topk(1 + views // BEST, dim=0).values[-1]
-    return Seen(points, towards, gaussian, opaque, good)
+    return Seen(points, towards, gaussian, opaque, good.masked_fill(~met, torch.nan))
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ class Splats(PointCloud):
                 f"connected piece, expected at least {TOGETHER:.0%}; give dense splats of an object."
             )
         self._adopt(PointCloud(seen.points, seen.normals))
-        lit = seen.light >= min_light
+        lit = ~(seen.light < min_light)  # those that no ray met may be on the surface
         self.dropped["hidden"] = int((~lit).sum())
         kept, axes = kept[lit], axes[lit]
         kept, axes = self._on_surface(centres, scales, kept, axes, seen)
