@@ -11,7 +11,9 @@ import trimesh
 from plyfile import PlyData
 
 from lamina.errors import InputError
-from lamina.export import atomic_write, save
+from lamina.export import atomic_write, save, save_splats
+from lamina.surfaces.formats import READERS
+from lamina.surfaces.splat_files import SH_0, SplatData
 from lamina.view.colours import colourise
 
 BALL = trimesh.creation.icosphere(subdivisions=2)
@@ -67,6 +69,46 @@ def test_npz_round_trip(tmp_path):
         np.testing.assert_array_equal(archive["normals"], POINTS)
         np.testing.assert_array_equal(archive["times"], [0, 0.5, 1])
         assert json.loads(str(archive["metadata"])) == {"scheme": "trace"}
+
+
+def test_npz_has_the_areas_that_make_integrals(tmp_path):
+    areas = np.full(len(POINTS), 4 * np.pi / len(POINTS))
+    with np.load(save(tmp_path / "a.npz", POINTS, VALUES, areas=areas), allow_pickle=False) as archive:
+        np.testing.assert_array_equal(archive["areas"], areas)
+    with pytest.raises(InputError, match=r"areas of shape \(3,\)"):
+        save(tmp_path / "b.npz", POINTS, VALUES, areas=areas[:3])
+
+
+def splats(axes):
+    random = np.random.default_rng(0)
+    n = len(POINTS)
+    turn = random.normal(size=(n, 4))
+    scales = random.uniform(0.01, 0.1, (n, 3)) * [1, 1, axes == 3]
+    arrays = POINTS, scales, turn / np.linalg.norm(turn, axis=1)[:, None], random.uniform(0, 1, n)
+    harmonics = random.normal(size=(n, 12)).astype(np.float32)
+    colours = np.clip(0.5 + SH_0 * harmonics[:, :3], 0, 1)
+    return SplatData(*(a.astype(np.float32) for a in (*arrays, colours)), harmonics=harmonics)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+@pytest.mark.parametrize("recolour", [True, False])
+def test_splats_come_back_with_the_field_and_its_colours_or_their_own(tmp_path, axes, recolour):
+    given = splats(axes)
+    path = save_splats(tmp_path / "a.ply", given, SNAPSHOTS, recolour=recolour, metadata={"times": [0, 1, 2]})
+    found = READERS["ply"](path).splats
+    assert found is not None
+    np.testing.assert_array_equal(found.centres, given.centres)
+    np.testing.assert_allclose(found.scales, given.scales, rtol=1e-5)
+    np.testing.assert_allclose(found.rotations, given.rotations, atol=1e-6)
+    np.testing.assert_allclose(found.opacities, given.opacities, atol=1e-6)
+    vertex = PlyData.read(str(path))["vertex"]
+    np.testing.assert_array_equal(columns(vertex, "value_0", "value_1", "value_2"), SNAPSHOTS.astype(np.float32))
+    if recolour:
+        np.testing.assert_allclose(255 * found.colours, colourise(SNAPSHOTS[:, -1]), atol=1e-3)
+        assert found.harmonics is not None
+        assert found.harmonics.shape[1] == 3  # nothing that depends on the view
+    else:
+        np.testing.assert_array_equal(found.harmonics, given.harmonics)
 
 
 def decode(element):

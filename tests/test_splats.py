@@ -118,9 +118,9 @@ def test_what_is_dropped_is_counted_by_its_reason(ball):
     assert any(f"{len(splats.kept)} of {total} Gaussians form the surface" in note for note in splats.notes)
 
 
-@pytest.mark.parametrize(("scheme", "most"), [("coupled", 4e-3), ("trace", 4e-3)])
+@pytest.mark.parametrize(("scheme", "most"), [("coupled", 2.5e-3), ("trace", 2e-3)])
 def test_poisson_on_the_sphere(ball, scheme, most):
-    """Errors that the geometry makes: 3000 discs of radius 0.05, spacing 0.1."""
+    """3000 discs of radius 0.05 among rubbish: 1.1e-3 (coupled) and 9e-4 (trace) measured, 2e-4 at spacing 0.05."""
     _, splats = ball
     problem = gallery.sphere_poisson()
     assert problem.solution is not None
