@@ -237,8 +237,8 @@ def test_a_family_of_fields_tells_its_members_apart(tmp_path):
     egg = lamina.Mesh(points * torch.tensor([0.6, 0.8, 1.0]), faces, name="egg")
     field, facts = fit_from_surfaces([ball, egg], FieldFit("deepsdf", **SMALL | {"steps": 200, "pool": 5000}, latent=4))
     assert isinstance(field, LatentDecoder)
-    for name in ("ball", "egg"):
-        assert facts["errors"][name]["position_rms"] < 0.01
+    for name in ("0 ball", "1 egg"):
+        assert facts[name]["position_rms"] < 0.01
     save_field(tmp_path / "two.safetensors", field)
     for index, mesh in enumerate((ball, egg)):
         surface = lamina.load(tmp_path / "two.safetensors", latent=index, samples=1000)

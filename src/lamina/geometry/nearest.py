@@ -48,7 +48,7 @@ class BallTree:
     """
 
     def __init__(self, centres: Tensor, radii: Tensor, component: Tensor):
-        self.order = _morton_order(centres, component)
+        self.order = morton_order(centres, component)
         centres, radii, component = centres[self.order], radii[self.order], component[self.order]
         zero = torch.zeros_like(component)
         self.levels = [BallLevel(centres, radii, zero, zero)]
@@ -251,7 +251,7 @@ def _position_within_runs(labels: Tensor) -> Tensor:
     return index - torch.cummax(torch.where(start, index, torch.zeros_like(index)), 0).values
 
 
-def _morton_order(x: Tensor, component: Tensor) -> Tensor:
+def morton_order(x: Tensor, component: Tensor) -> Tensor:
     """Permutation that sorts by component, then along a Z-order curve."""
     low, high = x.amin(0), x.amax(0)
     scale = (high - low).max().clamp_min(torch.finfo(x.dtype).tiny)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lamina.geometry.nearest import _morton_order
+from lamina.geometry.nearest import morton_order
 from lamina.geometry.triangles import Rows, dot, dot_rows, minus, rows, take
 from lamina.linear.graph import expand
 
@@ -51,7 +51,7 @@ class WindingTree:
 
     def __init__(self, centres: Tensor, vectors: Tensor, weights: Tensor, corners: Tensor | None) -> None:
         """centres (m, 3), area vectors (m, 3) and areas (m,); corners (m, 3, 3) if they are of triangles."""
-        order = _morton_order(centres, torch.zeros(len(centres), dtype=torch.int64, device=centres.device))
+        order = morton_order(centres, torch.zeros(len(centres), dtype=torch.int64, device=centres.device))
         centres, vectors, weights = centres[order], vectors[order], weights[order]
         self.points, self.vectors = rows(centres), rows(vectors)
         self.corners = None if corners is None else [rows(c) for c in corners[order].unbind(1)]
@@ -85,7 +85,7 @@ class WindingTree:
         """Winding numbers (n,) about the points x (n, 3)."""
         if len(x) == 0:
             return x.new_zeros(0)
-        order = _morton_order(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+        order = morton_order(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
         fill = order[-1:].expand(-len(x) % BLOCK)
         blocks = x[torch.cat([order, fill])].reshape(-1, BLOCK, 3)
         size = max(1, MAX_TERMS[x.device.type] // (4 * BLOCK))

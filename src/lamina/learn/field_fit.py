@@ -252,6 +252,6 @@ def fit_from_surfaces(
     if len(errors) == 1:
         facts |= errors[0].as_dict()
     else:
-        facts["errors"] = {target.name: e.as_dict() for target, e in zip(targets, errors, strict=True)}
+        facts |= {f"{i} {targets[i].name}": error.as_dict() for i, error in enumerate(errors)}
     facts["notes"] = [note for target in targets for note in target.notes]
     return field, facts
