@@ -14,35 +14,26 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.tetrahedra import Pieces, arched_middle, clip, cut_tetrahedra, triangle_edges
 from lamina.geometry.triangles import dot, unit
 from lamina.schemes.cutsurface import SLIVER, CutSurface
-from lamina.schemes.pieces import MISSED, CurvedPieces, cut_from, share_missed
+from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_set import Crossed, Function, follow, roots, value_and_gradient, values
 
-FINEST = 4  # times the lattice, on which thin parts are cut
 SETTLE_STEPS = 6
-CREASE_LEVELS, COS_CREASE = 3, math.cos(math.radians(25.0))
+CREASE_LEVELS, COS_CREASE = 2, math.cos(math.radians(25.0))
 
 
 def cut_level_set(surface: Implicit, lattice: Lattice, sheets: bool = True) -> CutSurface:
     """Cut the zero set of surface.phi."""
-    finer = 1
-    while True:
+
+    def cut(finer: int) -> CutSurface | None:
         pieces = level_pieces(surface, lattice, finer)
-        if pieces is not None:
-            cut = cut_from(pieces, lattice, SLIVER * lattice.spacing**2, sheets)
-            if finer == FINEST or share_missed(surface, cut) <= MISSED:
-                return cut
-        elif finer == FINEST:
-            raise InputError(
-                f"No cell of spacing {lattice.spacing:g} is cut by the surface, which is too thin for them; "
-                "use a smaller spacing."
-            )
-        finer *= 2
+        return None if pieces is None else cut_from(pieces, lattice, SLIVER * lattice.spacing**2, sheets)
+
+    return cut_thin(surface, lattice, cut)
 
 
 def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPieces | None:
@@ -63,7 +54,7 @@ def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPiece
     if surface.open:
         points = points.settled(phi, fine.spacing)
     _, label = triangle_edges(triangles, len(vertex))
-    return _curved(phi, points, triangles, label, cell)
+    return _curved(phi, points, triangles, label, cell, max(0, CREASE_LEVELS + 1 - finer))
 
 
 @dataclass(frozen=True)
@@ -102,20 +93,22 @@ class _Points:
         return _settled(phi, middle, along, slope, reach, otherwise=0.5 * (p + q)), held
 
 
-def _curved(phi: Function, points: _Points, triangles: Tensor, label: Tensor, cell: Tensor) -> CurvedPieces:
+def _curved(
+    phi: Function, points: _Points, triangles: Tensor, label: Tensor, cell: Tensor, levels: int
+) -> CurvedPieces:
     """Curved pieces over the triangles (t, 3) of points, with edges labelled (t, 3).
 
     A triangle whose normals turn by more than a quadratic can follow, at a crease, is split into four through the
-    middles of its edges, and so on. Its neighbour need not be: both go through the same three points.
+    middles of its edges, up to `levels` times. Its neighbour need not be: both go through the same three points.
     """
     done: list[CurvedPieces] = []
     labels = int(label.max()) + 1
-    for level in range(CREASE_LEVELS + 1):
+    for level in range(levels + 1):
         ends, edge = triangle_edges(triangles, len(points.position))
         middle, held = points.middles(phi, ends)
         normal = points.normal[triangles]
         turn = torch.stack([dot(normal[:, i], normal[:, i - 1]) for i in range(3)], 1).amin(1)
-        rough = (turn < COS_CREASE) if level < CREASE_LEVELS else torch.zeros_like(turn, dtype=torch.bool)
+        rough = (turn < COS_CREASE) if level < levels else torch.zeros_like(turn, dtype=torch.bool)
         six = torch.cat([points.position[triangles], middle[edge]], 1)
         done.append(CurvedPieces(six, label, cell, normal.sum(1)).take(~rough))
         if not bool(rough.any()):

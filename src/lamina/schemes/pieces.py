@@ -6,12 +6,15 @@ lies in their common face. Integrals are taken over the six-node triangles by a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
+from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import components
 from lamina.quadrature import TRIANGLE_RULE, Quadrature
@@ -19,7 +22,11 @@ from lamina.schemes.cutsurface import CutSurface, mean_normals
 from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 
-MISSED = 2e-3  # share of the samples that may lie far from every piece that faces their way: with more, cut finer
+MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
+GAIN = 0.002  # provided that this part of the area is gained
+
+
+FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,34 @@ def cut_from(pieces: CurvedPieces, lattice: Lattice, least: Tensor | float, shee
     return CutSurface.build(lattice, elements, quadrature, element, locator, sheets)
 
 
-def share_missed(surface: Surface, cut: CutSurface) -> float:
+def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface | None]) -> CutSurface:
+    """cut(n), the surface cut on a lattice n times finer, for the smallest n of 1, 2, 4 that misses no thin parts.
+
+    They are missed where samples are far from every piece that faces their way, or where area is missing, unless a
+    finer lattice finds no more either.
+    """
+    found, area, total = None, 0.0, float(surface.areas.sum())
+    for finer in (1, 2, 4):
+        before, found = area, cut(finer) or found
+        if found is None:
+            continue
+        area = float(found.quadrature.weights.sum())
+        whole = area >= (1 - MISSING) * total or abs(area - before) <= GAIN * total
+        if whole and _share_missed(surface, found) <= MISSED:
+            break
+    if found is None:
+        raise InputError(
+            f"No cell of spacing {lattice.spacing:g} is cut by the surface, which is too thin for them; "
+            "use a smaller spacing."
+        )
+    return found
+
+
+def _share_missed(surface: Surface, cut: CutSurface) -> float:
     """Share of the surface's samples with no piece in the cells around them that faces their way."""
     assert isinstance(cut.locator, CellLocator)
     feet = surface.own_feet()
-    element = cut.locator.find((feet.points - cut.lattice.origin) / cut.spacing, feet)
+    element = cut.locator.near((feet.points - cut.lattice.origin) / cut.spacing, feet)
     facing = dot(cut.locator.normal[element.clamp_min(0)], feet.normals) > 0
     return float((~((element >= 0) & facing)).double().mean())
 
@@ -120,6 +150,10 @@ class CellLocator:
     normal: Tensor  # (e, 3)
 
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
+        """Element (n,) of the best sheet in the cell, or in its neighbours, or failing that not far; -1: none."""
+        return self._farther(coordinate, feet, self.near(coordinate, feet))
+
+    def near(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
         """Element (n,) of the best sheet in the cell, or failing that in the nearest neighbours; -1: none."""
         cell = torch.floor(coordinate).long()
         best = torch.full((len(cell),), torch.inf, dtype=coordinate.dtype, device=cell.device)
@@ -144,6 +178,18 @@ class CellLocator:
                     better = cost < best[at]
                     best[at[better]], element[at[better]] = cost[better], found[better]
                     facing[at] |= turned < 1
+        return element
+
+    def _farther(self, coordinate: Tensor, feet: ClosestPoints, element: Tensor) -> Tensor:
+        """element, with the nearest that faces the same way, up to FARTHEST cells away, where there was none."""
+        rows = (element < 0).nonzero()[:, 0]
+        if not len(rows):
+            return element
+        near, distance = k_nearest(self.centre, min(8, len(self.centre)), coordinate[rows])
+        turned = 1 - (self.normal[near] * feet.normals[rows, None]).sum(-1)
+        cost, which = (distance + turned).min(1)
+        element = element.clone()
+        element[rows] = torch.where(cost <= FARTHEST, near.gather(1, which[:, None])[:, 0], -1)
         return element
 
 
