@@ -102,28 +102,26 @@ def project(phi: Function, size: float, y: Tensor, reach: float, steps: int = 20
 def roots(phi: Function, a: Tensor, b: Tensor, fa: Tensor, fb: Tensor) -> Tensor:
     """Points (n, 3) with phi = 0 on the segments from a to b (n, 3), where phi has values fa, fb (n,) of other sign.
 
-    The false position of Anderson and Bjoerck (1973), with a bisection where that is slow: it cannot fail. It converges
-    faster than linearly, so a root is left alone after a step of less than 3e-4 of the segment.
+    The method of Chandrupatla (1997): inverse quadratic interpolation where the last three values allow it, else a
+    bisection, so it cannot fail. It converges faster than linearly: a root is left alone after a step of less than
+    3e-4 of the segment, provided that phi has fallen by then.
     """
-    low, high = torch.zeros_like(fa), torch.ones_like(fa)
-    flow, fhigh = fa.clone(), fb.clone()
+    last, other, flast, fother = torch.ones_like(fa), torch.zeros_like(fa), fb.clone(), fa.clone()
+    fallen = 0.1 * torch.minimum(fa.abs(), fb.abs())
     t = fa / (fa - fb)
     rows = torch.arange(len(a), device=a.device)
-    for step in range(ROOT_STEPS):
-        lo, hi, fl, fh, guess = (v[rows] for v in (low, high, flow, fhigh, t))
-        f = values(phi, torch.lerp(a[rows], b[rows], guess[:, None]))
-        left = (f < 0) == (fl < 0)  # the root lies between the guess and the high end
-        # An end that stays has its value scaled down, so that the next guess falls on its side.
-        scale = 1 - f / torch.where(left, fl, fh)
-        scale = torch.where(scale > 0, scale, 0.5)
-        lo, hi = torch.where(left, guess, lo), torch.where(left, hi, guess)
-        fl, fh = torch.where(left, f, fl * scale), torch.where(left, fh * scale, f)
-        after = lo + (hi - lo) * (fl / (fl - fh))
-        after = torch.where((after >= lo) & (after <= hi), after, 0.5 * (lo + hi))
-        if step % 4 == 3:
-            after = 0.5 * (lo + hi)
-        low[rows], high[rows], flow[rows], fhigh[rows], t[rows] = lo, hi, fl, fh, after
-        rows = rows[(after - guess).abs() > LAST_STEP]
+    for _ in range(ROOT_STEPS):
+        p, r, q, fr, fq = (v[rows] for v in (t, last, other, flast, fother))
+        fp = values(phi, torch.lerp(a[rows], b[rows], p[:, None]))
+        beyond = (fp < 0) != (fr < 0)  # the root lies between p and q, r is beyond
+        r, q, fr, fq = (torch.where(beyond, v, w) for v, w in ((q, r), (r, q), (fq, fr), (fr, fq)))
+        x, y = (p - q) / (r - q), (fp - fq) / (fr - fq)
+        part = fp / (fq - fp) * fr / (fq - fr) + (r - p) / (q - p) * fp / (fr - fp) * fq / (fr - fq)
+        part = torch.where((y**2 < x) & ((1 - y) ** 2 < 1 - x), part.clamp(0, 1), 0.5)
+        after = torch.where(fp == 0, p, p + part * (q - p))
+        last[rows], other[rows], flast[rows], fother[rows], t[rows] = p, q, fp, fq, after
+        unsure = (fp.abs() > fallen[rows]) & ((q - p).abs() > LAST_STEP)
+        rows = rows[((after - p).abs() > LAST_STEP) | unsure]
         if not len(rows):
             break
     return torch.lerp(a, b, t[:, None])
@@ -232,10 +230,10 @@ def find(phi: Function, box: Tensor, pieces: float) -> Crossed:
     cell = grid.low + torch.cartesian_prod(*(torch.arange(int(n), device=low.device) for n in grid.count))
     further = 0
     while True:
-        value = grid.corners(cell)[1]
+        key, value = grid.corners(cell)
         negative = value < 0
         mixed = negative.any(1) & ~negative.all(1)
-        near = mixed | (value.abs().amin(1) <= 3**0.5 / 2 * _variation(value))
+        near = mixed | (value.abs().amin(1) <= 3**0.5 / 2 * _variation(torch.searchsorted(grid.key, key), value, mixed))
         crossed = int(mixed.sum())
         # Cells crossed by a plane of normal n number |n_1| + |n_2| + |n_3| to spacing^2, 3/2 on average.
         wanted = math.sqrt(1.5 * pieces / crossed) if crossed else math.inf  # spacing over that asked for
@@ -266,10 +264,17 @@ def _hidden(grid: _Grid, cell: Tensor, value: Tensor) -> int:
     return int(((grid.at(centre) < 0) != (value[:, 0] < 0)).sum())
 
 
-def _variation(value: Tensor) -> Tensor:
-    """Largest change (c,) of corner values (c, 8) along the edges of each axis, these as a vector's length."""
+def _variation(corner: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
+    """Largest change (c,) of values (c, 8) at corners (c, 8) along the edges of each axis, these as a vector's length.
+
+    Also that of the neighbours that phi does not change sign in: round a small part amid a cell its corners agree.
+    """
     cube = value.reshape(-1, 2, 2, 2)
-    return sum((cube.select(d, 0) - cube.select(d, 1)).flatten(1).abs().amax(1) ** 2 for d in (1, 2, 3)) ** 0.5
+    change = sum((cube.select(d, 0) - cube.select(d, 1)).flatten(1).abs().amax(1) ** 2 for d in (1, 2, 3)) ** 0.5
+    at_node = value.new_zeros(int(corner.max()) + 1)
+    steady = torch.where(mixed, 0.0, change)[:, None].expand_as(corner)
+    at_node.scatter_reduce_(0, corner.reshape(-1), steady.reshape(-1), "amax")
+    return torch.maximum(change, at_node[corner].amax(1))
 
 
 def why_empty(phi: Function, box: Tensor) -> str:
