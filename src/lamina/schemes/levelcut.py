@@ -87,7 +87,7 @@ class _Points:
         (p, q), (n, m) = self.position[ends].unbind(1), self.normal[ends].unbind(1)
         held = self.held[ends].all(1)
         middle, along = arched_middle(p, q, n, m)
-        along = unit(torch.where(held, 0.0, along))
+        middle, along = torch.where(held, 0.5 * (p + q), middle), unit(torch.where(held, 0.0, along))
         slope = 0.5 * dot(self.gradient[ends].sum(1), along)
         reach = 0.25 * dot(q - p, q - p).sqrt()
         return _settled(phi, middle, along, slope, reach, otherwise=0.5 * (p + q)), held
@@ -128,13 +128,13 @@ def _curved(
 
 
 def _vertices(phi: Function, box: Tensor, crossed: Crossed, flat: Pieces) -> Tensor:
-    """Roots (v, 3) on the edges that the pieces' vertices lie on."""
-    x, value = crossed.position[flat.ends], crossed.value[flat.ends]
-    inside = torch.minimum(torch.maximum(x, box[0]), box[1])
-    found = roots(phi, inside[:, 0], inside[:, 1], value[:, 0], value[:, 1])
-    # Beyond the box phi is that at its side: there the pieces run straight on, and are cut off.
-    beyond = (inside != x).any(2).any(1)
-    return torch.where(beyond[:, None], torch.lerp(x[:, 0], x[:, 1], flat.fraction[:, None]), found)
+    """Roots (v, 3) on the edges that the pieces' vertices lie on, of phi continued beyond the box."""
+
+    def continued(p: Tensor) -> Tensor:
+        return phi(torch.minimum(torch.maximum(p, box[0]), box[1]))
+
+    (a, b), (fa, fb) = crossed.position[flat.ends].unbind(1), crossed.value[flat.ends].unbind(1)
+    return roots(continued, a, b, fa, fb)
 
 
 def _within(box: Tensor, triangles: Tensor, cell: Tensor, vertex: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
