@@ -24,6 +24,7 @@ from lamina.surfaces.base import ClosestPoints, Surface
 
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.002  # provided that this part of the area is gained
+TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
 
 
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
@@ -61,8 +62,8 @@ def cut_from(pieces: CurvedPieces, lattice: Lattice, least: Tensor | float, shee
 def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface | None]) -> CutSurface:
     """cut(n), the surface cut on a lattice n times finer, for the smallest n of 1, 2, 4 that misses no thin parts.
 
-    They are missed where samples are far from every piece that faces their way, or where area is missing, unless a
-    finer lattice finds no more either.
+    They are missed where samples are far from every piece that faces their way, where area is missing, unless a finer
+    lattice finds no more either, and where tunnels from sheet to sheet join components or add area.
     """
     found, area, total = None, 0.0, float(surface.areas.sum())
     for finer in (1, 2, 4):
@@ -70,8 +71,9 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
         if found is None:
             continue
         area = float(found.quadrature.weights.sum())
-        whole = area >= (1 - MISSING) * total or abs(area - before) <= GAIN * total
-        if whole and _share_missed(surface, found) <= MISSED:
+        whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
+        missed, joined = _missed(surface, found)
+        if whole and missed <= MISSED and not joined:
             break
     if found is None:
         raise InputError(
@@ -81,13 +83,16 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
     return found
 
 
-def _share_missed(surface: Surface, cut: CutSurface) -> float:
-    """Share of the surface's samples with no piece in the cells around them that faces their way."""
+def _missed(surface: Surface, cut: CutSurface) -> tuple[float, bool]:
+    """Share of the surface's samples with no piece in the cells around them that faces their way; and whether the
+    pieces join components of the surface."""
     assert isinstance(cut.locator, CellLocator)
     feet = surface.own_feet()
     element = cut.locator.near((feet.points - cut.lattice.origin) / cut.spacing, feet)
     facing = dot(cut.locator.normal[element.clamp_min(0)], feet.normals) > 0
-    return float((~((element >= 0) & facing)).double().mean())
+    found = (element >= 0) & facing
+    pairs = torch.stack([cut.elements.component[cut.host[element[found]]], feet.component[found]], 1).unique(dim=0)
+    return float((~found).double().mean()), len(pairs) > len(torch.unique(pairs[:, 0]))
 
 
 def _elements(pieces: CurvedPieces) -> tuple[Tensor, Elements]:
