@@ -352,7 +352,13 @@ def test_real_meshes_against_refined_fem(data, name, spacing, most):
     assert errors(u.values, torch.from_numpy(exact.values), remove_mean=True).nrmse <= most
 
 
-@pytest.mark.parametrize("thickness", [0.05, 0.01])
-def test_parts_too_thin_for_closest_points_are_refused_in_words(thickness):
+def test_parts_as_thin_as_a_cell_are_cut_on_a_finer_lattice():
+    """A lens twice 0.05 thick in the middle, sharp at its rim; its area is 2 pi (1 + c^2 artanh(e) / e)."""
+    c, e = 0.05, math.sqrt(1 - 0.05**2)
+    domain = lamina.Domain(lamina.Ellipsoid(1, 1, c), 0.05, scheme="trace")
+    assert domain.quadrature.area == pytest.approx(2 * math.pi * (1 + c**2 / e * math.atanh(e)), rel=0.01)
+
+
+def test_parts_too_thin_for_closest_points_are_refused_in_words():
     with pytest.raises(lamina.InputError, match="too thin for them; use a smaller spacing"):
-        lamina.Domain(lamina.Ellipsoid(1, 1, thickness), 0.05, scheme="trace")
+        lamina.Domain(lamina.Ellipsoid(1, 1, 0.01), 0.05, scheme="trace")
