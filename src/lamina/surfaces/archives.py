@@ -42,6 +42,8 @@ def open_archive(path: Path) -> zipfile.ZipFile:
         raise FormatError(f"the archive unpacks to more than {RATIO} times its size")
     if any(m.flag_bits & 1 for m in members):
         raise FormatError("the archive is encrypted")
+    if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in members):
+        raise FormatError("the archive is compressed in another way than by deflate; save it so")
     return archive
 
 
@@ -63,8 +65,10 @@ def _directory_size(path: Path, size: int) -> int:
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A member, no more of it than its size says: asked for all, a member that lies would unpack to any size."""
     try:
-        return archive.read(name)
+        with archive.open(name) as stream:
+            return stream.read(archive.getinfo(name).file_size)
     except DAMAGE as error:
         raise FormatError(f"its member {name[:40]!r} is damaged") from error
 

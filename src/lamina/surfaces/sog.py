@@ -15,31 +15,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamina.surfaces.archives import open_archive, read_member
 from lamina.surfaces.formats import FormatError
-from lamina.surfaces.splat_files import SplatData, colours_of, normalised, without_largest
+from lamina.surfaces.splat_files import PER_BYTE, SplatData, colours_of, normalised, without_largest
 
 LARGEST_META = 2**22  # bytes of meta.json, which is three code books of 256 numbers and some names
-PER_BYTE = 4  # Gaussians a byte of the archive may stand for: trained ones take ten bytes each
+MOST = 1e30  # of the numbers in meta.json
 LARGEST_TAG = 252  # quats: the fourth channel is this and the index of the component left out
 
 
 def read_sog(path: Path) -> SplatData:
     """The Gaussians of an archive, without the dependence of their colours on the view."""
     size = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            meta = _meta(archive)
-            count = meta.get("count")
-            if meta.get("version") != 2 or not isinstance(count, int):
-                raise FormatError(f"its meta.json has version {meta.get('version')!r:.20}; expected 2, with a count")
-            if not 0 < count <= PER_BYTE * size:
-                raise FormatError(f"it announces {count} Gaussians, which do not fit its {size} bytes")
-            low, high, scales, quats, sh0 = (
-                _pixels(archive, meta, key, index, count, size)
-                for key, index in (("means", 0), ("means", 1), ("scales", 0), ("quats", 0), ("sh0", 0))
-            )
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise FormatError(f"the archive is damaged ({error})") from error
+    with open_archive(path) as archive:
+        meta = _meta(archive)
+        count = meta.get("count")
+        if meta.get("version") != 2 or not isinstance(count, int):
+            raise FormatError(f"its meta.json has version {meta.get('version')!r:.20}; expected 2, with a count")
+        if not 0 < count <= PER_BYTE * size:
+            raise FormatError(f"it announces {count} Gaussians, which do not fit its {size} bytes")
+        low, high, scales, quats, sh0 = (
+            _pixels(archive, meta, key, index, count, size)
+            for key, index in (("means", 0), ("means", 1), ("scales", 0), ("quats", 0), ("sh0", 0))
+        )
     least, most = (_numbers(meta, "means", key, 3) for key in ("mins", "maxs"))
     share = ((low[:, :3] + 256 * high[:, :3].astype(np.int32)) / 65535).astype(np.float32)
     stretched = least * (1 - share) + most * share
@@ -80,7 +78,7 @@ def _member(archive: zipfile.ZipFile, name: str, largest: int) -> bytes:
         raise FormatError(f"it has no member {name[:80]!r}") from error
     if info.file_size > largest:
         raise FormatError(f"its member {name[:80]!r} has {info.file_size} bytes; expected at most {largest}")
-    return archive.read(info)
+    return read_member(archive, name)
 
 
 def _section(meta: dict[str, Any], key: str) -> dict[str, Any]:
@@ -93,11 +91,10 @@ def _section(meta: dict[str, Any], key: str) -> dict[str, Any]:
 def _numbers(meta: dict[str, Any], key: str, name: str, count: int) -> NDArray:
     """`count` finite numbers of meta.json, float32."""
     values = _section(meta, key).get(name)
-    sound = isinstance(values, list) and len(values) == count and all(isinstance(v, int | float) for v in values)
-    array = np.array(values if sound else [], dtype=np.float32)
-    if not sound or not np.isfinite(array).all():
+    numbers = values if isinstance(values, list) else []
+    if len(numbers) != count or not all(isinstance(v, int | float) and -MOST < v < MOST for v in numbers):
         raise FormatError(f"its {key}.{name} is not a list of {count} numbers")
-    return array
+    return np.array(numbers, dtype=np.float32)
 
 
 def _pixels(archive: zipfile.ZipFile, meta: dict[str, Any], key: str, index: int, count: int, size: int) -> NDArray:

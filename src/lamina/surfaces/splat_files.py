@@ -24,6 +24,7 @@ RECORD = np.dtype([("centre", "<f4", 3), ("scale", "<f4", 3), ("colour", "u1", 4
 SPZ_MAGIC, SPZ_HEADER = b"NGSP", 16
 SPZ_HARMONICS = (0, 9, 24, 45, 72)  # bytes of view-dependent colour a Gaussian, by degree
 GZIP_RATIO = 1032  # no deflate stream grows by more
+PER_BYTE = 4  # Gaussians a byte of a compressed file may stand for: trained ones take ten bytes each
 CHUNK = 256  # Gaussians that share the bounds of a chunk in a compressed PLY
 BLOCK = 2**20  # bytes decompressed at a time
 
@@ -187,7 +188,7 @@ def read_spz(path: Path) -> SplatData:
     widths = (6 if version == 1 else 9, 1, 3, 3, 4 if version == 3 else 3)
     needed = SPZ_HEADER + count * sum(widths)
     honest = needed + count * SPZ_HARMONICS[degree]
-    if count == 0 or honest > GZIP_RATIO * len(data):
+    if not 0 < count <= PER_BYTE * len(data) or honest > GZIP_RATIO * len(data):
         raise FormatError(f"it announces {count} Gaussians, which do not fit its {len(data)} bytes")
     columns = np.frombuffer(_inflated(data, needed, honest), np.uint8, needed - SPZ_HEADER, SPZ_HEADER)
     parts = np.split(columns, np.cumsum([count * w for w in widths])[:-1])
@@ -215,6 +216,8 @@ def _inflated(data: bytes, wanted: int, expected: int | None = None) -> bytes:
             if not more and not stream.eof:
                 break
             length, rest = length + more, stream.unconsumed_tail
+            if length > expected + BLOCK:
+                raise FormatError("it goes on after the Gaussians that it announces")
     except zlib.error as error:
         raise FormatError(f"its compressed data is damaged ({error})") from error
     if len(found) < wanted or (expected is not None and (length < expected or not stream.eof)):
