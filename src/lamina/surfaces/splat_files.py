@@ -55,9 +55,9 @@ def colours_of(harmonics: NDArray) -> NDArray:
 
 def normalised(q: NDArray) -> NDArray:
     """Unit quaternions (n, 4) along q (n, 4); no rotation where q is zero."""
-    length = np.linalg.norm(q, axis=1, keepdims=True)
-    nothing = np.array([1, 0, 0, 0], dtype=q.dtype)
-    return np.where(length > 0, q / np.where(length > 0, length, 1), nothing).astype(np.float32)
+    largest = np.abs(q).max(1, keepdims=True)
+    q = np.where(largest > 0, q / np.where(largest > 0, largest, 1), np.array([1, 0, 0, 0], dtype=q.dtype))
+    return (q / np.linalg.norm(q, axis=1, keepdims=True)).astype(np.float32)  # squares of q itself might overflow
 
 
 def without_largest(index: NDArray, three: NDArray) -> NDArray:
