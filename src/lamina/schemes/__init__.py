@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from lamina.band import Band
 from lamina.errors import InputError
 from lamina.extension.attention import Attention, attention_extension, sampled_band
@@ -16,7 +18,9 @@ from lamina.schemes.shell import CUBIC_RADIUS, Shell
 from lamina.schemes.trace import Trace, cut_surface
 from lamina.sizing import DEFAULT_CELLS, THIN_SHARE, extent, thin_share
 from lamina.surfaces.base import Surface
+from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
+from lamina.surfaces.splats import Splats
 
 SCHEMES = ("coupled", "trace", "shell")
 ORDERS = (2, 4)
@@ -29,7 +33,8 @@ def choose_scheme(
 ) -> tuple[str, str, int]:
     """Why, scheme and order for what was asked; "auto" and None are filled in.
 
-    Meshes have creases along every edge, and thin parts defeat the wide band of the coupled scheme: trace.
+    Meshes have creases along every edge, networks and splats small ones anywhere, and thin parts defeat the wide band
+    of the coupled scheme: trace.
     Smooth surfaces thick enough for the band: coupled, which is of higher order there.
     Raises InputError for a combination that does not exist.
     """
@@ -41,6 +46,8 @@ def choose_scheme(
             scheme, why = "coupled", "order 4 was asked for"
         elif isinstance(surface, Mesh):
             scheme, why = "trace", "best measured for meshes"
+        elif isinstance(surface, Splats) or is_network(surface):
+            scheme, why = "trace", "best measured for splats and networks"
         elif thin_share(surface, spacing or extent(surface) / DEFAULT_CELLS, "coupled") > THIN_SHARE:
             scheme, why = "trace", "parts are too thin for the band of the coupled scheme"
         else:
@@ -58,6 +65,11 @@ def choose_scheme(
     if order is None:
         order = 4 if surface.representation in SMOOTH else 2
     return why, scheme, order
+
+
+def is_network(surface: Surface) -> bool:
+    """Whether the surface is the zero set of a network, and not of a formula."""
+    return isinstance(surface, Implicit) and isinstance(surface.phi, nn.Module)
 
 
 def build_scheme(

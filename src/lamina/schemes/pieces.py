@@ -23,7 +23,7 @@ from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
-GAIN = 0.002  # provided that this part of the area is gained
+GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
 
 
