@@ -57,8 +57,7 @@ SPHERES = {
     "quadric": quadric,
     "sinh": lambda p: torch.sinh(4 * quadric(p)),
     "flat cubic": lambda p: 0.03 * (quadric(p) + quadric(p) ** 3),
-    "occupancy": lambda p: torch.sigmoid(-100 * (norm(p) - 1)) - 0.5,
-    "step": lambda p: torch.tanh(500 * (norm(p) - 1)),
+    "occupancy": lambda p: torch.sigmoid(-500 * (norm(p) - 1)) - 0.5,
 }
 TORI = {"distance": torus, "quartic": torus_quartic, "sinh": lambda p: torch.sinh(3 * torus(p))}
 SPHERE, TORUS = 4 * math.pi, 1.6 * math.pi**2
@@ -193,7 +192,7 @@ def test_a_sphere_cut_by_its_box(box, exact):
         assert bool((corners >= opened.box[0]).all())
         assert bool((corners <= opened.box[1]).all())
     assert found[1] < 2e-6
-    assert math.log2(found[0] / found[2]) > 5  # over two halvings
+    assert math.log2(found[0] / found[2]) > 6  # over two halvings
 
 
 def test_no_flux_through_the_rim_of_a_half_sphere():
