@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.tetrahedra import Pieces, arched_middle, clip, cut_tetrahedra, triangle_edges
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.schemes.cutsurface import SLIVER, CutSurface
 from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
 from lamina.surfaces.implicit import Implicit
@@ -24,6 +24,7 @@ from lamina.surfaces.zero_set import Crossed, Function, follow, roots, value_and
 
 SETTLE_STEPS = 6
 CREASE_LEVELS, COS_CREASE = 2, math.cos(math.radians(25.0))
+ROUGH = 0.05  # share of the area that may turn by more than that within a piece
 
 
 def cut_level_set(surface: Implicit, lattice: Lattice, sheets: bool = True) -> CutSurface:
@@ -37,7 +38,10 @@ def cut_level_set(surface: Implicit, lattice: Lattice, sheets: bool = True) -> C
 
 
 def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPieces | None:
-    """Pieces of the zero set in the cells of the lattice, cut on one `finer` times finer; None if there are none."""
+    """Pieces of the zero set in the cells of the lattice, cut on one `finer` times finer; None if there are none.
+
+    Where the surface turns too much in too many cells to be followed by pieces of that size, the pieces are halved.
+    """
     phi, box = surface.phi, surface.box
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     seeds = torch.unique(torch.floor((surface.points - fine.origin) / fine.spacing).long(), dim=0)
@@ -53,6 +57,8 @@ def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPiece
     points = _Points.on(phi, vertex, held)
     if surface.open:
         points = points.settled(phi, fine.spacing)
+    if finer == 1 and _rough_share(points, triangles) > ROUGH:
+        return level_pieces(surface, lattice, 2)
     _, label = triangle_edges(triangles, len(vertex))
     return _curved(phi, points, triangles, label, cell, max(0, CREASE_LEVELS + 1 - finer))
 
@@ -107,8 +113,7 @@ def _curved(
         ends, edge = triangle_edges(triangles, len(points.position))
         middle, held = points.middles(phi, ends)
         normal = points.normal[triangles]
-        turn = torch.stack([dot(normal[:, i], normal[:, i - 1]) for i in range(3)], 1).amin(1)
-        rough = (turn < COS_CREASE) if level < levels else torch.zeros_like(turn, dtype=torch.bool)
+        rough = _turns(normal) & (level < levels)
         six = torch.cat([points.position[triangles], middle[edge]], 1)
         done.append(CurvedPieces(six, label, cell, normal.sum(1)).take(~rough))
         if not bool(rough.any()):
@@ -125,6 +130,17 @@ def _curved(
         x, y, z = inner
         label = torch.cat([torch.stack(t, 1) for t in ((ab, x, ca), (ab, bc, y), (z, bc, ca), (y, z, x))])
     return CurvedPieces(*(torch.cat(parts) for parts in zip(*(vars(p).values() for p in done), strict=True)))
+
+
+def _turns(normal: Tensor) -> Tensor:
+    """Whether the normals (t, 3, 3) at the corners of triangles differ by more than those of a smooth piece do."""
+    return torch.stack([dot(normal[:, i], normal[:, i - 1]) for i in range(3)], 1).amin(1) < COS_CREASE
+
+
+def _rough_share(points: _Points, triangles: Tensor) -> float:
+    """Share of the area in triangles (t, 3) whose normals turn too much."""
+    area = triangle_areas(points.position[triangles])
+    return float((area * _turns(points.normal[triangles])).sum() / area.sum())
 
 
 def _vertices(phi: Function, box: Tensor, crossed: Crossed, flat: Pieces) -> Tensor:

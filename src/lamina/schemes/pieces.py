@@ -25,8 +25,6 @@ from lamina.surfaces.base import ClosestPoints, Surface
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
-
-
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
 
 
@@ -71,7 +69,9 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
         if found is None:
             continue
         area = float(found.quadrature.weights.sum())
-        whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
+        # Areas of a cloud's samples are estimates, too small where it is ragged: only what is missing counts.
+        most = (1 + TOO_MUCH) * total if surface.exact else torch.inf
+        whole = (1 - MISSING) * total <= area <= most or abs(area - before) <= GAIN * total
         missed, joined = _missed(surface, found)
         if whole and missed <= MISSED and not joined:
             break
