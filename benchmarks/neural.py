@@ -207,7 +207,7 @@ def _representations(options: Any) -> dict[str, tuple[Surface, Mesh | None, floa
 
 def speed(options: Any) -> dict[str, Any]:
     rows = {}
-    for name in ("ELU bunny", "SIREN mug"):
+    for name in ("ELU bunny", "SIREN three balls"):
         reference = marching_cubes(field(name), 2 * CELLS)
         exact = reference.solution()
 

@@ -11,6 +11,7 @@ import torch
 from scipy.spatial import KDTree
 from torch import Tensor, nn
 
+from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
@@ -256,6 +257,14 @@ def test_a_surface_cut_by_its_box_is_open_and_its_feet_stay_inside():
 def test_bad_input_is_refused_in_words(phi, bounds, message):
     with pytest.raises(InputError, match=message):
         Implicit(phi, bounds)
+
+
+def test_networks_are_solved_by_the_trace_scheme_and_smooth_formulas_by_the_coupled_one():
+    def scheme(phi) -> str:
+        return Domain(Implicit(phi, BOX, samples=1000), 0.1).scheme.name
+
+    assert scheme(Gauge().double()) == "trace"
+    assert scheme(sphere) == "coupled"
 
 
 @pytest.mark.gpu

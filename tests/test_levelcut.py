@@ -147,10 +147,11 @@ def turned_cube(p: Tensor) -> Tensor:
     ids=["cube", "turned cube", "lens", "union"],
 )
 def test_areas_of_surfaces_with_creases(phi, exact, most):
-    """Cells that a crease runs through cut it off, an error of first order in h, made small by splitting the pieces."""
-    coarse, fine = area_errors(phi, exact, 0.1, 0.05)
-    assert fine < most
-    assert fine < max(0.8 * coarse, 0.1 * most)
+    """Cells that a crease runs through cut it off, an error of first order in h, made small by splitting the pieces
+    and, where there are many creases in large cells, by smaller pieces."""
+    coarse, middle, fine = area_errors(phi, exact, 0.1, 0.05, 0.025)
+    assert middle < most
+    assert fine < max(0.6 * coarse, 0.3 * most)
 
 
 def test_faces_between_creases_are_exact():
