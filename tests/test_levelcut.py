@@ -291,3 +291,9 @@ def test_samples_of_an_open_surface_stay_in_the_box_and_reach_its_sides():
     assert bool(((found.points >= box[0]) & (found.points <= box[1])).all())
     assert float(found.points.abs().amax()) > 0.78
     assert float(found.areas.sum()) == pytest.approx(4 * math.pi - 6 * 2 * math.pi * 0.2, rel=1e-2)
+
+
+def test_sheets_too_close_for_the_finest_pieces_are_said_to_be():
+    shell = surface(lambda p: (p.norm(dim=1) - 1).abs() - 0.01)
+    assert "too thin" in " ".join(lamina.Domain(shell, 0.1, scheme="trace").warnings)
+    assert lamina.Domain(surface(lambda p: p.norm(dim=1) - 1), 0.1, scheme="trace").warnings == []

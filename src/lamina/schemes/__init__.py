@@ -95,7 +95,11 @@ def build_scheme(
     update(0.0, "cutting cells")
     cut = cut_surface(geometry, lattice)
     update(0.5, "assembling")
-    return Trace(cut), []
+    unresolved = (
+        f"Parts of the surface are too thin or too rough for cells of spacing {lattice.spacing:g}, even on a lattice "
+        "four times finer; use a smaller spacing."
+    )
+    return Trace(cut), [unresolved] if cut.unresolved else []
 
 
 def _on_shell(

@@ -37,6 +37,7 @@ class CutSurface:
     locator: Locator
     host: Tensor  # (l,) the element for each that the locator names
     conductivity: Tensor | None = None  # (q,) corrects the stiffness near singular points; None: 1
+    unresolved: bool = False  # whether parts are too thin or too rough for the pieces
 
     @classmethod
     def build(

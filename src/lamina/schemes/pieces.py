@@ -7,7 +7,7 @@ lies in their common face. Integrals are taken over the six-node triangles by a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,13 +74,13 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
         whole = (1 - MISSING) * total <= area <= most or abs(area - before) <= GAIN * total
         missed, joined = _missed(surface, found)
         if whole and missed <= MISSED and not joined:
-            break
+            return found
     if found is None:
         raise InputError(
             f"No cell of spacing {lattice.spacing:g} is cut by the surface, which is too thin for them; "
             "use a smaller spacing."
         )
-    return found
+    return replace(found, unresolved=True)
 
 
 def _missed(surface: Surface, cut: CutSurface) -> tuple[float, bool]:
