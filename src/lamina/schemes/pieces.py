@@ -69,11 +69,10 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
         if found is None:
             continue
         area = float(found.quadrature.weights.sum())
-        # Areas of a cloud's samples are estimates, too small where it is ragged: only what is missing counts.
-        most = (1 + TOO_MUCH) * total if surface.exact else torch.inf
-        whole = (1 - MISSING) * total <= area <= most or abs(area - before) <= GAIN * total
+        whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
         missed, joined = _missed(surface, found)
-        if whole and missed <= MISSED and not joined:
+        # Areas of a cloud's samples are estimates, and say little where it is ragged or open.
+        if (whole or not surface.exact) and missed <= MISSED and not joined:
             return found
     if found is None:
         raise InputError(
