@@ -28,6 +28,7 @@ import scipy.sparse as sp
 import torch
 from common import BENCHMARKS, in_turn, parser, record
 from numpy.typing import NDArray
+from representations import right_hand_side
 from scipy.ndimage import binary_dilation
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
@@ -56,11 +57,6 @@ FIELDS: dict[str, tuple[str, dict[str, Any], float]] = {
     **{f"DeepSDF {n}": ("deepsdf_minimal", {"latent": i}, ROUGH) for i, n in enumerate(("mug", "camera", "bottle"))},
     **{f"DeepSDF round cross {i}": ("deepsdf_fbformat_roundcross", {"latent": i}, ROUGH) for i in (0, 5, 19)},
 }
-
-
-def right_hand_side(p: torch.Tensor) -> torch.Tensor:
-    x, y, z = p.unbind(-1)
-    return torch.sin(2 * x) * torch.cos(1.5 * y) + z
 
 
 def field(name: str) -> Implicit:

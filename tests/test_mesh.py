@@ -221,7 +221,7 @@ def test_the_solution_hardly_depends_on_the_sides_that_faces_look_to():
     turned = torch.rand(len(OPEN), generator=torch.Generator().manual_seed(0)) < 0.4
     mesh = lamina.Mesh(V, torch.where(turned[:, None], OPEN.flip(1), OPEN))
     used = torch.unique(OPEN)
-    torch.testing.assert_close(solved(mesh)[used], solved(lamina.Mesh(V, OPEN))[used], rtol=0, atol=1e-3)
+    torch.testing.assert_close(solved(mesh)[used], solved(lamina.Mesh(V, OPEN))[used], rtol=0, atol=1e-10)
 
 
 def test_repeated_faces_of_a_torn_mesh_are_found_by_their_places():

@@ -46,7 +46,9 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     angles, have its moments up to the second.
     """
     base = corners[first_of_each(polygon, len(normals)), 0]
-    across, along = tangents(normals)
+    # The side that normals look to must not matter: turned over, the frame would be mirrored and the points with it.
+    largest = normals.gather(1, normals.abs().argmax(1, keepdim=True))
+    across, along = tangents(torch.where(largest < 0, -normals, normals))
     arms = rows(corners - base[polygon, None])
     x, y = (_dot_columns(arms, rows(t[polygon])) for t in (across, along))  # (m, 3): in the plane, from the base
     # Over a triangle, the mean of x is sx / 3 and that of x y is (sum of x y + sx sy) / 12, sx the sum of x.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot
+from lamina.geometry.winding import WindingTree
 
 START_NEIGHBOURS, MOST_NEIGHBOURS = 24, 192
 FLAT = 0.1  # height over width of a neighbourhood above which noise is suspected
@@ -172,16 +173,12 @@ def _winding(p: np.ndarray, n: np.ndarray, spacing: np.ndarray) -> float:
     """Mean of w(x + d n) + w(x - d n) over some of the points: 1 on a closed surface with normals outwards, -1 with
     normals inwards, near 0 on a flat sheet; its sign tells the convex side of an open one.
 
-    w(q) = sum_j A_j n_j . (p_j - q) / (4 pi |p_j - q|^3), A_j the square of the spacing, is the winding number of the
-    cloud about q (Barill et al. 2018, "Fast winding numbers for soups and clouds").
+    w is the winding number of the cloud, each point with the square of the spacing for its area.
     """
     some = np.linspace(0, len(p) - 1, min(PROBES, len(p))).astype(np.int64)
     off = OFF * spacing[some, None] * n[some]
-    total = 0.0
-    for q in np.concatenate([p[some] + off, p[some] - off]):
-        r = p - q
-        total += float(np.sum(spacing**2 * np.einsum("ij,ij->i", n, r) / np.sum(r * r, 1).clip(1e-300) ** 1.5))
-    return total / (4 * np.pi * len(some))
+    tree = WindingTree.of_points(*(torch.from_numpy(v) for v in (p, n, spacing**2)))
+    return float(tree(torch.from_numpy(np.concatenate([p[some] + off, p[some] - off]))).sum()) / len(some)
 
 
 def signs_disagree(points: Tensor, normals: Tensor) -> bool:

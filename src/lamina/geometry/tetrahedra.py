@@ -110,6 +110,34 @@ def clip(triangles: Tensor, height: Tensor) -> Clipped:
     return Clipped(torch.cat(parts), torch.cat([rows[whole], rows[one], rows[two], rows[two]]), ends, f / (f - g))
 
 
+@dataclass(frozen=True)
+class Boxed:
+    """Triangles within a box: v old vertices, then those on its sides."""
+
+    triangles: Tensor  # (t, 3)
+    source: Tensor  # (t,) the triangle each came from
+    vertices: Tensor  # (v + w, 3)
+    held: Tensor  # (v + w, 3) bool, along which axes a new vertex lies on a side of the box
+
+
+def clip_to_box(triangles: Tensor, vertices: Tensor, box: Tensor, margin: float = 0.0) -> Boxed:
+    """The part of triangles (t, 3) over vertices (v, 3) within the box (2, 3), or up to margin beyond it."""
+    held = torch.zeros_like(vertices, dtype=torch.bool)
+    source = torch.arange(len(triangles), device=triangles.device)
+    for axis in range(3):
+        for side, sign in ((0, 1.0), (1, -1.0)):
+            height = sign * (vertices[:, axis] - box[side, axis]) + margin
+            if not bool((height[triangles] <= 0).any()):
+                continue
+            cut = clip(triangles, height)
+            a, b = vertices[cut.ends].unbind(1)
+            new, on = torch.lerp(a, b, cut.fraction[:, None]), held[cut.ends].all(1)
+            new[:, axis], on[:, axis] = box[side, axis], True
+            triangles, source = cut.triangles, source[cut.source]
+            vertices, held = torch.cat([vertices, new]), torch.cat([held, on])
+    return Boxed(triangles, source, vertices, held)
+
+
 def arched_middle(p: Tensor, q: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
     """Middle (e, 3) of the arcs from p to q over surfaces with unit normals n at p and m at q; and their mean.
 

@@ -115,3 +115,10 @@ def vertex_areas(points: Tensor, faces: Tensor) -> Tensor:
     third = triangle_areas(points[faces]) / 3
     areas = torch.zeros_like(points[:, 0])
     return areas.index_add_(0, faces.reshape(-1), third.repeat_interleave(3))
+
+
+def points_in(corners: Tensor, r: Tensor) -> Tensor:
+    """Points (n, 3) of triangles (n, 3, 3), uniform by area if r (n, 2) is uniform in the unit square."""
+    root, share = r[:, :1].sqrt(), r[:, 1:]
+    a, b, c = corners.unbind(1)
+    return (1 - root) * a + root * (1 - share) * b + root * share * c

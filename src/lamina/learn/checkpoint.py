@@ -42,8 +42,8 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapp
     return path
 
 
-def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of a file that save_tensors wrote. Raises InputError when it is not one."""
+def load_tensors(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (none unless wanted) and metadata of a file that save_tensors wrote; InputError when it is not one."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -52,12 +52,12 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get(KEY, "{}"))
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
+            names = file.keys() if tensors else ()
+            found = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, ValueError, RecursionError, OSError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise InputError(f"{path} is no safetensors file of lamina's: {reason}.") from error
-    return tensors, metadata if isinstance(metadata, dict) else {}
+    return found, metadata if isinstance(metadata, dict) else {}
 
 
 def save_network(path: str | Path, network: AttentionNetwork, **notes: Any) -> Path:

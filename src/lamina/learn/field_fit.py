@@ -34,13 +34,13 @@ from lamina.geometry.triangles import dot
 from lamina.learn.field_error import field_error
 from lamina.learn.field_target import MARGIN, FieldTarget, field_target
 from lamina.learn.fields import Field, FieldConfig, LatentDecoder, Perceptron
+from lamina.learn.schedule import warm_cosine
 from lamina.surfaces.base import Surface
 
 FAR = 0.1  # distance beyond which errors count less, or not at all
 WIDTH = 0.01  # tau
 SLOPE_WEIGHT, VALUE_WEIGHT, CODE_WEIGHT, FAR_WEIGHT = 0.1, 10.0, 1e-3, 4.0
 NEAREST, FARTHEST = 0.002, 0.3  # standard deviations of places near the surface, spread evenly in their logarithm
-WARM_UP = 0.05  # part of the steps in which the learning rate rises
 
 Report = Callable[[float, str], None]
 
@@ -167,7 +167,7 @@ def fit_field(
     codes = nn.Parameter((torch.randn(len(targets), max(config.latent, 1), generator=generator) / 10).to(device))
     parameters = [*net.parameters(), codes] if config.latent else [*net.parameters()]
     optimiser = torch.optim.Adam(parameters, lr=plan.rate, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate((step + 1) / plan.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: warm_cosine((step + 1) / plan.steps))
     for step in range(plan.steps):
         rows = torch.randint(len(places.points), (plan.batch,), generator=generator).to(device)
         direction = torch.randn(plan.batch, 3, generator=generator).to(device)
@@ -222,11 +222,6 @@ def _occupancy_loss(value: Tensor, slope: Tensor, at: Places, wanted: Tensor) ->
 
 
 LOSSES = {"siren": _siren_loss, "deepsdf": _deepsdf_loss, "occupancy": _occupancy_loss}
-
-
-def _rate(done: float) -> float:
-    """Learning rate over its peak: rising at first, then half a cosine down to almost nothing."""
-    return min(done / WARM_UP, 1.0) * (0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))) + 1e-4
 
 
 def fit_from_surfaces(

@@ -28,6 +28,7 @@ from lamina.errors import InputError
 from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
 from lamina.learn.checkpoint import load_tensors, save_tensors
+from lamina.learn.schedule import warm_cosine
 from lamina.learn.sphere_target import SphereTarget, sphere_target
 from lamina.surfaces.base import Surface
 from lamina.surfaces.spherical_map import SphericalMap
@@ -42,7 +43,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 DIFFERENCE = 0.01  # angle over which slopes are differenced
 STEPS = 4000
 SLOPE_WEIGHT = 0.1  # of the relative error of slopes against that of positions
-WARM_UP = 0.05  # part of the steps in which the learning rate rises
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def fit_sns(
     weight = SLOPE_WEIGHT / 2 / size.clamp_min(0.01 * float(model.scale) ** 2)
     where, wanted, weight = (v.to(device=device, dtype=dtype) for v in (where, wanted, weight))
     optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate((step + 1) / steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: warm_cosine((step + 1) / steps))
     unit_of_length = model.scale**2
     for step in range(steps):
         rows = torch.randint(pool, (batch,), generator=generator).to(device)
@@ -170,11 +170,6 @@ def _pool(target: SphereTarget, count: int, generator: torch.Generator) -> tuple
     t1 = angle.cos() * t1 + angle.sin() * t2
     where = torch.cat([s, *(unit(s + DIFFERENCE * t) for t in (t1, torch.linalg.cross(s, t1)))])
     return where.reshape(3, count, 3), target(where).reshape(3, count, 3)
-
-
-def _rate(done: float) -> float:
-    """Learning rate over its peak: rising at first, then half a cosine down to almost nothing."""
-    return min(done / WARM_UP, 1.0) * (0.5 + 0.5 * math.cos(math.pi * min(done, 1.0))) + 1e-4
 
 
 def fit_from_surface(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.tetrahedra import Pieces, arched_middle, clip, cut_tetrahedra, triangle_edges
+from lamina.geometry.tetrahedra import Pieces, arched_middle, clip_to_box, cut_tetrahedra, triangle_edges
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.schemes.cutsurface import SLIVER, CutSurface
 from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
@@ -53,7 +53,9 @@ def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPiece
     triangles, cell = flat.triangles, torch.div(crossed.cell, finer, rounding_mode="floor")[flat.owner]
     held = torch.zeros_like(vertex, dtype=torch.bool)
     if surface.open:
-        triangles, cell, vertex, held = _within(box, triangles, cell, vertex)
+        boxed = clip_to_box(triangles, vertex, box)
+        used, triangles = torch.unique(boxed.triangles, return_inverse=True)
+        cell, vertex, held = cell[boxed.source], boxed.vertices[used], boxed.held[used]
     points = _Points.on(phi, vertex, held)
     if surface.open:
         points = points.settled(phi, fine.spacing)
@@ -151,25 +153,6 @@ def _vertices(phi: Function, box: Tensor, crossed: Crossed, flat: Pieces) -> Ten
 
     (a, b), (fa, fb) = crossed.position[flat.ends].unbind(1), crossed.value[flat.ends].unbind(1)
     return roots(continued, a, b, fa, fb)
-
-
-def _within(box: Tensor, triangles: Tensor, cell: Tensor, vertex: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Triangles, their cells and vertices cut off at the sides of the box; along which axes vertices lie there."""
-    held = torch.zeros_like(vertex, dtype=torch.bool)
-    for axis in range(3):
-        for side, sign in ((0, 1.0), (1, -1.0)):
-            cut = clip(triangles, sign * (vertex[:, axis] - box[side, axis]))
-            if len(cut.triangles) == len(triangles) and not len(cut.ends):
-                continue
-            a, b = vertex[cut.ends].unbind(1)
-            new = torch.lerp(a, b, cut.fraction[:, None])
-            new[:, axis] = box[side, axis]
-            on = held[cut.ends].all(1)
-            on[:, axis] = True
-            triangles, cell = cut.triangles, cell[cut.source]
-            vertex, held = torch.cat([vertex, new]), torch.cat([held, on])
-    used, triangles = torch.unique(triangles, return_inverse=True)
-    return triangles, cell, vertex[used], held[used]
 
 
 def _settled(

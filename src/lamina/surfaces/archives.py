@@ -22,7 +22,8 @@ from lamina.surfaces.formats import FormatError
 RATIO = 100
 SMALL = 2**24
 DIRECTORY = 2**20  # bytes of the list of members: ten thousand of them
-DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, RuntimeError)
+# What zipfile raises on archives that are damaged, or packed in a way that it does not know (a RuntimeError).
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError)
 LONGEST_HEADER = 10_000  # of an array, in bytes
 
 
@@ -33,7 +34,7 @@ def open_archive(path: Path) -> zipfile.ZipFile:
         raise FormatError("the archive lists more members than any surface has")
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error) as error:
+    except DAMAGE as error:
         raise FormatError("the archive is damaged") from error
     members = archive.infolist()
     if sum(m.compress_size for m in members) > size:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice, nodes_within
 from lamina.geometry.neighbours import k_nearest
-from lamina.geometry.triangles import dot, triangle_areas
+from lamina.geometry.triangles import dot, points_in, triangle_areas
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,7 @@ class Surface(ABC):
         generator = torch.Generator().manual_seed(seed)
         face = torch.multinomial(triangle_areas(corners).cpu().double(), count, True, generator=generator)
         r = torch.rand(count, 2, generator=generator, dtype=torch.float64).to(corners)
-        root = r[:, :1].sqrt()
-        a, b, c = corners[face.to(corners.device)].unbind(1)
-        return self.closest_points((1 - root) * a + root * (1 - r[:, 1:]) * b + root * r[:, 1:] * c)
+        return self.closest_points(points_in(corners[face.to(corners.device)], r))
 
     def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
         """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`, second order.

@@ -127,7 +127,7 @@ def _is_sns(path: Path, kind: str) -> bool:
     from lamina.learn.checkpoint import load_tensors
     from lamina.learn.sns import FORMAT
 
-    return kind == "safetensors" and load_tensors(path)[1].get("format") == FORMAT
+    return kind == "safetensors" and load_tensors(path, tensors=False)[1].get("format") == FORMAT
 
 
 def _spherical(path: Path, name: str) -> Surface:

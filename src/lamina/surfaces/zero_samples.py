@@ -11,8 +11,8 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.tetrahedra import clip, cut_tetrahedra
-from lamina.geometry.triangles import dot, triangle_areas, triangle_normals
+from lamina.geometry.tetrahedra import clip_to_box, cut_tetrahedra
+from lamina.geometry.triangles import dot, points_in, triangle_areas, triangle_normals
 from lamina.linear.graph import components, numbered
 from lamina.surfaces.sampled import even_subset, owners
 from lamina.surfaces.zero_set import Crossed, Function, crosses_sides, find, inside, project, roots, values, why_empty
@@ -40,9 +40,7 @@ def sample_zero_set(phi: Function, box: Tensor, samples: int, seed: int) -> Zero
     generator = torch.Generator().manual_seed(seed)
     corners = flat.vertices[flat.triangles]
     areas, part = triangle_areas(corners), flat.component[flat.triangles[:, 0]]
-    r = torch.rand(len(corners), 2, 1, generator=generator, dtype=torch.float64).to(corners)
-    root = r[:, 0].sqrt()
-    drawn = (1 - root) * corners[:, 0] + root * (1 - r[:, 1]) * corners[:, 1] + root * r[:, 1] * corners[:, 2]
+    drawn = points_in(corners, torch.rand(len(corners), 2, generator=generator, dtype=torch.float64).to(corners))
     p, n, label, weight = (v.cpu().numpy() for v in (drawn.double(), flat.normals, part, areas.double()))
     some = _by_area(weight, CANDIDATES * samples, seed)
     chosen = some[even_subset(p[some], n[some], label[some], samples, weight.sum(), seed)]
@@ -116,17 +114,10 @@ def _flat_pieces(crossed: Crossed, box: Tensor) -> _Flat:
     pieces = cut_tetrahedra(crossed.corner, crossed.value)
     ends = crossed.position[pieces.ends]
     vertices = torch.lerp(ends[:, 0], ends[:, 1], pieces.fraction[:, None])
-    triangles, source = pieces.triangles, pieces.triangles[:, 0]
     margin = 1e-9 * crossed.lattice.spacing
     clipped = bool((vertices <= box[0] + margin).any() | (vertices >= box[1] - margin).any())
-    for axis in range(3):
-        for side, sign in ((0, 1.0), (1, -1.0)):
-            height = sign * (vertices[:, axis] - box[side, axis]) + margin
-            if bool((height[triangles] <= 0).any()):
-                cut = clip(triangles, height)
-                a, b = vertices[cut.ends].unbind(1)
-                new = torch.lerp(a, b, cut.fraction[:, None])
-                triangles, source, vertices = cut.triangles, source[cut.source], torch.cat([vertices, new])
+    boxed = clip_to_box(pieces.triangles, vertices, box, margin)
+    triangles, vertices, source = boxed.triangles, boxed.vertices, pieces.triangles[boxed.source, 0]
     edge, value = ends[source], crossed.value[pieces.ends][source]
     uphill = torch.where(value[:, :1] < 0, edge[:, 1] - edge[:, 0], edge[:, 0] - edge[:, 1])
     normal = triangle_normals(vertices[triangles])
