@@ -124,7 +124,8 @@ def _thickness(surface: Surface) -> tuple[np.ndarray, np.ndarray]:
         return np.array([surface.reach]), surface.points[:1].detach().cpu().numpy()
     if surface.thickness is None:
         pick = _spread_by_area(surface.areas.detach().cpu().double(), SAMPLES).to(surface.points.device)
-        points, normals = surface.points.detach()[pick], surface.normals.detach()[pick]
+        feet = surface.own_feet()
+        points, normals = feet.points.detach()[pick], feet.normals.detach()[pick]
         radii = medial_radii(points, normals, ASKED, extent(surface))
         surface.thickness = radii.cpu().numpy(), points[:ASKED].cpu().numpy()
     return surface.thickness

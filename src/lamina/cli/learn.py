@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,15 +11,25 @@ import typer
 
 from lamina.cli.options import Device, DeviceOpt, Json, SurfaceArg, print_facts
 
+
+class Operator(enum.StrEnum):
+    attention = "attention"
+    neural = "neural"
+
+
 fit = typer.Typer(help="Fit a neural representation to a surface.", no_args_is_help=True)
 
 
 def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.")],
+    operator: Annotated[
+        Operator,
+        typer.Option(help="attention, the paper's network, or neural, lamina's own; options below are the former's."),
+    ] = Operator.attention,
     surface: Annotated[str | None, typer.Option(help="Surface to train on, a fitted SNS or other; spike.")] = None,
     held_out: Annotated[str | None, typer.Option(help="Surface to validate on; by default starfruit.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of Adam.")] = 10000,
-    batch: Annotated[int, typer.Option(help="Patches a step.")] = 256,
+    steps: Annotated[int | None, typer.Option(help="Steps of Adam; 10000, or 3500 of neural.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Patches a step; 256, or 2048 of neural.")] = None,
     rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 3e-3,
     alpha: Annotated[float, typer.Option(help="Weight of the normal-consistency loss.")] = 1e-2,
     grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.")] = 4,
@@ -39,7 +50,12 @@ def train(
     device: DeviceOpt = Device.cpu,
     json_: Json = False,
 ) -> None:
-    """Train the paper's attention network on patches of a surface; torchrun shares the work among processes."""
+    """Train the network of an extension operator on a surface; torchrun shares the work for attention."""
+    if operator is Operator.neural:
+        chosen = {key: value for key, value in (("steps", steps), ("batch", batch)) if value is not None}
+        _train_fits(surface or "spike", held_out or "starfruit", out, device, json_, rate=rate, seed=seed, **chosen)
+        return
+    count, batch = steps or 10000, batch or 256
     from lamina.learn.checkpoint import load_tensors
     from lamina.learn.network import NetworkConfig
     from lamina.learn.training import RESUME, TrainingConfig
@@ -50,13 +66,13 @@ def train(
     chosen = () if features == "none" else tuple(f.strip() for f in features.split(","))
     shape = NetworkConfig(k, width, depth, activation, chosen, strength, not fixed_strength, spacing)
     plan = TrainingConfig(
-        steps=steps, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
+        steps=count, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
         validate_every=validate_every, seed=seed,
     )  # fmt: skip
     before = ("spike", "starfruit")
     if resume:
         kept = load_tensors(out / RESUME)[1]
-        steps = kept.get("training", {}).get("steps", steps)
+        count = kept.get("training", {}).get("steps", count)
         before = kept.get("sources") or ("spike", "starfruit")
     sources = (surface or before[0], held_out or before[1])
     last: dict[str, Any] = {}
@@ -66,7 +82,7 @@ def train(
         def report(step: int, figures: dict[str, float]) -> None:
             last.update({"step": step, **figures})
             held = f"held-out error {last['held_out_mse']:.3g}" if "held_out_mse" in last else ""
-            update(step / steps, f"step {step}  {held}")
+            update(step / count, f"step {step}  {held}")
 
         run(
             load(sources[0]), load(sources[1]), out, None if resume else shape, None if resume else plan,
@@ -74,6 +90,24 @@ def train(
         )  # fmt: skip
     if first:
         print_facts({"out": str(out), **last}, json_)
+
+
+def _train_fits(surface: str, held_out: str, out: Path, device: Device, as_json: bool, **asked: Any) -> None:
+    from lamina.learn.fit_training import FitTraining, train_fits
+    from lamina.progress import progress
+    from lamina.surfaces.files import load
+
+    plan = FitTraining(**asked)
+    last: dict[str, Any] = {}
+    with progress("training", False if as_json else None) as update:
+
+        def report(step: int, figures: dict[str, float]) -> None:
+            last.update({"step": step, **figures})
+            held = f"held-out loss {last['held_out_loss']:.3g}" if "held_out_loss" in last else ""
+            update(step / plan.steps, f"step {step}  {held}")
+
+        train_fits(load(surface), load(held_out), out, plan=plan, device=device.value, report=report)
+    print_facts({"out": str(out), **last}, as_json)
 
 
 FieldOut = Annotated[Path, typer.Option("--out", "-o", help="File for the network, .safetensors.")]

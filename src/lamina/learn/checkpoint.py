@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.learn.fit_network import FitConfig, FitNetwork
 from lamina.learn.network import AttentionNetwork, NetworkConfig, from_authors
 
-SHIPPED = "attention.safetensors"
-FORMAT = "lamina attention network 1"
+SHIPPED, SHIPPED_FITS = "attention.safetensors", "neural.safetensors"
+FORMAT, FITS = "lamina attention network 1", "lamina fit network 1"
 KEY = "lamina"  # of the metadata
 
 
@@ -83,6 +85,32 @@ def network_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], pat
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} does not fit its own configuration: {error}.") from error
     return network
+
+
+def save_fit_network(path: str | Path, network: FitNetwork, **notes: Any) -> Path:
+    """Write the network of the learned operator with its configuration and notes."""
+    return save_tensors(path, network.state_dict(), {"format": FITS, "config": network.config.as_dict(), **notes})
+
+
+def load_fit_network(path: str | Path) -> FitNetwork:
+    """The network of the learned operator in a file."""
+    tensors, metadata = load_tensors(path)
+    if metadata.get("format") != FITS:
+        raise InputError(f"{path} holds no network of fits but {metadata.get('format', 'something unnamed')!r}.")
+    try:
+        config = metadata["config"]
+        network = FitNetwork(FitConfig(**{**config, "neighbours": tuple(config["neighbours"])}))
+        network.load_state_dict(tensors)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{path} does not fit its own configuration: {error}.") from error
+    return network
+
+
+@cache
+def shipped_fit_network() -> FitNetwork:
+    """The network of the learned operator that comes with lamina, trained on the Spike by `lamina train`."""
+    with resources.as_file(resources.files("lamina.learn") / SHIPPED_FITS) as path:
+        return load_fit_network(path)
 
 
 def shipped_network() -> AttentionNetwork:

@@ -20,6 +20,7 @@ from lamina.sizing import DEFAULT_CELLS, THIN_SHARE, extent, thin_share
 from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
+from lamina.surfaces.neural_cloud import NeuralCloud
 from lamina.surfaces.splats import Splats
 
 SCHEMES = ("coupled", "trace", "shell")
@@ -48,6 +49,8 @@ def choose_scheme(
             scheme, why = "trace", "best measured for meshes"
         elif isinstance(surface, Splats) or is_network(surface):
             scheme, why = "trace", "best measured for splats and networks"
+        elif isinstance(surface, NeuralCloud) and surface.noisy:
+            scheme, why = "trace", "best measured for noisy samples"
         elif thin_share(surface, spacing or extent(surface) / DEFAULT_CELLS, "coupled") > THIN_SHARE:
             scheme, why = "trace", "parts are too thin for the band of the coupled scheme"
         else:

@@ -31,7 +31,7 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool) -> CutSur
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     band = Band.build(surface, fine, 1.75 * fine.spacing)
     x = fine.position(band.ijk)
-    offset = ((x - band.feet.points) * band.feet.normals).sum(1)
+    offset = surface.offsets(x, band.feet)
     # An offset of exactly zero would put a corner of a piece on a node, and six edges' corners together.
     tiny = 1e-6 * fine.spacing
     offset = torch.where(offset.abs() < tiny, torch.full_like(offset, tiny), offset)

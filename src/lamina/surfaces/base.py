@@ -68,6 +68,10 @@ class Surface(ABC):
     def closest_points(self, x: Tensor) -> ClosestPoints:
         """Feet of x (n, 3), for x within the surface's reach."""
 
+    def offsets(self, x: Tensor, feet: ClosestPoints) -> Tensor:
+        """Signed distances (n,) of x (n, 3), whose feet are given, positive on the side that normals look to."""
+        return dot(x - feet.points, feet.normals)
+
     def own_feet(self) -> ClosestPoints:
         """`points` as points on the surface."""
         return ClosestPoints(self.points, self.normals, self.component)

@@ -53,6 +53,7 @@ class PointCloud(Surface):
     ) -> None:
         super().__init__(name)
         self.points = _checked_points(points)
+        self.estimated = normals is None  # the normals
         self._unique, self._unique_of = self._distinct(self.points)
         kept, off = self._without_outliers(normals is None if drop_outliers is None else drop_outliers)
         if normals is None:

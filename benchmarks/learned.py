@@ -1,0 +1,310 @@
+"""lamina's learned operator against the jet and against the paper's operator, on shapes that it was not trained on.
+
+    LAMINA_DATA=FOLDER python benchmarks/learned.py [--parts clean paper damaged heat time] [--seeds 5]
+    PYTHONPATH=src python benchmarks/learned.py --parts time --device cuda
+
+clean    the sphere from clean samples: error, order of convergence when sampling is refined with the grid, order 4
+paper    the paper's operator (attention, shell) and "neural" (auto) on its shapes, their vertices taken as points
+damaged  clouds of 20,000 points with noise, outliers, flipped normals; thin parts and edges: "neural" against "jet",
+         with the fits that jet chooses by itself and, for the first seed, with the best of four fixed ones
+heat     a harmonic of the sphere through time
+time     to build E, over the time of the jet
+
+Shapes have a longest half-extent of 1. Poisson with f = sin(2x) cos(1.5y) + z; NRMSE at the vertices of the mesh that
+samples were drawn from, against FEM on that mesh refined until it settles (meshes.py). Medians over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import meshes
+import numpy as np
+import torch
+from common import BENCHMARKS, Stopwatch, parser, record
+
+import lamina
+from lamina.band import Band, band_radius
+from lamina.errors import InputError, SolveError
+from lamina.extension import geometry_for
+from lamina.extension.interpolation import Lines, interpolation_matrix
+from lamina.gallery import sphere_heat, sphere_poisson
+from lamina.geometry.fitting import Choice, Cloud, Fit, Way
+from lamina.geometry.lattice import Lattice
+from lamina.geometry.triangles import unit
+from lamina.metrics import errors
+from lamina.surfaces.base import Surface
+
+meshes.TOLERANCE = 2e-5
+DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
+MESHES = {
+    "spot": "meshes/spot",
+    "max planck": "meshes/maxplanck_sns10606",
+    "bunny": "meshes/bunny",
+    "hand": "meshes/hand",
+    "fandisk": "meshes/fandisk",
+}
+COUNT = 20_000
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A surface to sample, with the solution known at some of its points."""
+
+    surface: Surface
+    rhs: Callable[[torch.Tensor], torch.Tensor]
+    points: torch.Tensor  # (n, 3)
+    exact: np.ndarray  # (n,), NaN where unknown
+
+    def error(self, values: torch.Tensor) -> float:
+        known = np.isfinite(self.exact)
+        return errors(values.numpy()[known], self.exact[known], remove_mean=True).nrmse
+
+
+def shape(name: str) -> Shape:
+    if name == "sphere":
+        problem = sphere_poisson()
+        points = unit(torch.randn(5000, 3, generator=torch.Generator().manual_seed(99), dtype=torch.float64))
+        return Shape(lamina.Sphere(), problem.rhs, points, problem.solution(points).numpy())
+    path = DATA / f"{MESHES[name]}.ply"
+    mesh = meshes.load_scaled(path)
+    exact = np.load(meshes.CACHE / meshes.make_reference(path)["file"])
+    return Shape(mesh, meshes.right_hand_side, mesh.points, exact)
+
+
+def clean(s: Shape, seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    feet = s.surface.sample(COUNT, seed)
+    return feet.points, feet.normals
+
+
+def noise(s: Shape, seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """1 % of the extent; normals by principal components."""
+    points, _ = clean(s, seed)
+    size = 0.01 * float((s.surface.bounds[1] - s.surface.bounds[0]).max())
+    return points + size * torch.randn(points.shape, generator=_generator(seed), dtype=points.dtype), None
+
+
+def outliers(s: Shape, seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """5 % of the points uniform in the box, with normals at random; the others keep theirs."""
+    (points, normals), g = clean(s, seed), _generator(seed)
+    assert normals is not None
+    count, (low, high) = COUNT // 20, s.surface.bounds
+    points[-count:] = low + (high - low) * torch.rand(count, 3, generator=g, dtype=points.dtype)
+    normals[-count:] = unit(torch.randn(count, 3, generator=g, dtype=points.dtype))
+    return points, normals
+
+
+def bare_outliers(s: Shape, seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same without normals."""
+    return outliers(s, seed)[0], None
+
+
+def flipped(s: Shape, seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """10 % of the normals reversed."""
+    points, normals = clean(s, seed)
+    assert normals is not None
+    turn = torch.rand(COUNT, generator=_generator(seed)) < 0.1
+    return points, torch.where(turn[:, None], -normals, normals)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(1000 + seed)
+
+
+CASES: dict[str, tuple[tuple[str, ...], float, Callable[..., tuple[torch.Tensor, torch.Tensor | None]]]] = {
+    "clean": (("sphere", "spot", "max planck", "bunny"), 0.04, clean),
+    "noise": (("sphere", "spot", "max planck", "bunny"), 0.04, noise),
+    "outliers": (("sphere", "spot", "max planck", "bunny"), 0.04, outliers),
+    "outliers, no normals": (("sphere", "spot", "max planck", "bunny"), 0.04, bare_outliers),
+    "flipped": (("sphere", "spot", "max planck", "bunny"), 0.04, flipped),
+    "thin and sharp": (("hand", "fandisk"), 0.02, clean),
+}
+FIXED = (Way(2, 24, False), Way(4, 48, False), Way(6, 24, True), Way(2, 200, False))
+
+
+def solved(s: Shape, cloud: Surface, spacing: float, extension: str, **options: Any) -> tuple[float, lamina.Domain]:
+    """NRMSE at the shape's points; infinite where the solve fails."""
+    domain = lamina.Domain(cloud, spacing, extension=extension, show_progress=False, **options)
+    u = lamina.poisson(domain, s.rhs, tolerance=1e-7, show_progress=False)
+    return s.error(u(s.points).cpu()), domain
+
+
+def attempt(s: Shape, cloud: Callable[[], Surface], spacing: float, extension: str, **options: Any) -> Row:
+    start = perf_counter()
+    try:
+        error, domain = solved(s, cloud(), spacing, extension, **options)
+        row: Row = {"nrmse": error, "scheme": domain.scheme.name}
+    except (InputError, SolveError) as reason:
+        row = {"nrmse": math.inf, "failed": str(reason)}
+    return {**row, "seconds": perf_counter() - start}
+
+
+def with_fixed(cloud: lamina.PointCloud, way: Way) -> lamina.PointCloud:
+    """The cloud with jets fitted in one way all over."""
+    kept = cloud._kept
+    samples = Cloud(cloud._unique[kept], cloud._normals[kept], cloud._component[kept])
+    near = samples.neighbours(torch.arange(len(kept)), max(way.k, 16))
+    cloud._fit = Fit(samples, near[:, :16].contiguous(), samples.fit(near, way), Choice(way, math.nan, False), None)
+    return cloud
+
+
+def fixed_jets(s: Shape, points: torch.Tensor, normals: torch.Tensor | None, spacing: float, scheme: str) -> Row:
+    rows: Row = {}
+    for way in FIXED:
+        name = f"degree {way.degree}, {way.k} neighbours{', normals' if way.slopes else ''}"
+        made = partial(lambda w: with_fixed(lamina.PointCloud(points, normals), w), way)
+        rows[name] = attempt(s, made, spacing, "jet", scheme=scheme)
+    return rows
+
+
+def damaged_part(options: Any) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for case, (names, spacing, damage) in CASES.items():
+        if options.cases and case not in options.cases:
+            continue
+        for name in names:
+            s, row = shape(name), {}
+            clouds = [damage(s, seed) for seed in range(options.seeds)]
+            for extension in options.extensions:
+                found: list[Row] = []
+                for points, normals in clouds:
+                    if sum(r["seconds"] for r in found) > options.seconds:
+                        break
+                    made = partial(lamina.PointCloud, points, normals)
+                    found.append(attempt(s, made, spacing, extension, scheme=options.scheme))
+                row[extension] = _summary(found)
+            if options.fixed:
+                row["jet, fixed"] = fixed_jets(s, *clouds[0], spacing, options.scheme)
+            print(case, name, _line(row), flush=True)
+            rows.setdefault(case, {})[name] = row
+    return {"count": COUNT, "scheme": options.scheme, "cases": rows}
+
+
+def _summary(found: list[Row]) -> Row:
+    return {
+        "nrmse": statistics.median(r["nrmse"] for r in found),
+        "seeds": len(found),
+        "each": [r["nrmse"] for r in found],
+        "seconds": statistics.median(r["seconds"] for r in found),
+        "failed": [r["failed"] for r in found if "failed" in r],
+        "schemes": sorted({r["scheme"] for r in found if "scheme" in r}),
+    }
+
+
+def _line(row: Row) -> str:
+    parts = [f"{k} {v['nrmse']:.2e} ({v['seeds']} seeds, {v['seconds']:.0f} s)" for k, v in row.items() if "each" in v]
+    best = min((r["nrmse"] for r in row.get("jet, fixed", {}).values()), default=None)
+    return "  ".join(parts) + ("" if best is None else f"  best fixed jet {best:.2e}")
+
+
+def clean_part(options: Any) -> dict[str, Any]:
+    """The sphere: 10k samples at 0.05; sampling refined with the grid; order 4."""
+    problem = sphere_poisson()
+
+    def nmae(count: int, spacing: float, order: int, extension: str, seed: int) -> float:
+        feet = lamina.Sphere().sample(count, seed)
+        cloud = lamina.PointCloud(feet.points, feet.normals)
+        domain = lamina.Domain(cloud, spacing, order=order, scheme="coupled", extension=extension, show_progress=False)
+        u = lamina.poisson(domain, problem.rhs, tolerance=1e-10, show_progress=False)
+        return errors(u.values, problem.solution(feet.points), remove_mean=True).nmae
+
+    def median(count: int, spacing: float, order: int, extension: str) -> float:
+        return statistics.median(nmae(count, spacing, order, extension, seed) for seed in range(options.seeds))
+
+    figures: dict[str, Any] = {"order 2, 0.05, 10k": {e: median(10_000, 0.05, 2, e) for e in ("neural", "jet")}}
+    print(figures, flush=True)
+    refined = {h: median(round(10_000 * (0.05 / h) ** 2), h, 2, "neural") for h in (0.1, 0.05, 0.025)}
+    orders = [math.log2(refined[0.1] / refined[0.05]), math.log2(refined[0.05] / refined[0.025])]
+    figures["refined together"] = {"nmae": refined, "orders": orders}
+    print(figures["refined together"], flush=True)
+    figures["order 4, 0.05, 10k"] = {e: median(10_000, 0.05, 4, e) for e in ("neural", "jet")}
+    print(figures["order 4, 0.05, 10k"], flush=True)
+    return figures
+
+
+def heat_part(options: Any) -> dict[str, Any]:
+    """Largest NMAE over times of a harmonic that decays on the sphere, from 10k clean samples."""
+    problem = sphere_heat()
+    feet = lamina.Sphere().sample(10_000, 0)
+    domain = lamina.Domain(lamina.PointCloud(feet.points, feet.normals), 0.05, extension="neural", show_progress=False)
+    rows = {}
+    for t in (0.001, 0.01, 0.05, 0.1, 0.3, 1.0):
+        u = lamina.heat(domain, problem.initial, time=t, accuracy=1e-5, show_progress=False)
+        rows[t] = errors(u.values, problem.solution(feet.points, t)).nmae
+    print(rows, flush=True)
+    return {"scheme": domain.scheme.name, "nmae": rows}
+
+
+def paper_part(options: Any) -> dict[str, Any]:
+    """Every mesh of the paper by its vertices alone, and the sphere: "attention" with shell, "neural" with auto."""
+    rows: dict[str, Any] = {}
+    sphere = shape("sphere")
+    feet = lamina.Sphere().sample(10_000, 0)
+    shapes: dict[str, tuple[Shape, Callable[[], Surface]]] = {
+        "sphere": (sphere, lambda: lamina.PointCloud(feet.points, feet.normals))
+    }
+    for path in sorted((DATA / "paper").glob("*.ply")):
+        mesh = meshes.load_scaled(path)
+        exact = np.load(meshes.CACHE / meshes.make_reference(path)["file"])
+        used = torch.unique(mesh.faces)
+        shapes[path.stem] = (
+            Shape(mesh, meshes.right_hand_side, mesh.points[used], exact[used.numpy()]),
+            lambda mesh=mesh, used=used: lamina.PointCloud(mesh.points[used], mesh.normals[used]),
+        )
+    for name, (s, cloud) in shapes.items():
+        row = {e: attempt(s, cloud, 0.05, e) for e in ("attention", "neural", "jet")}
+        row["ratio"] = row["attention"]["nrmse"] / row["neural"]["nrmse"]
+        print(name, {k: v if k == "ratio" else (v["nrmse"], v.get("failed")) for k, v in row.items()}, flush=True)
+        rows[name] = row
+    return {"spacing": 0.05, "shapes": rows}
+
+
+def time_part(options: Any) -> dict[str, Any]:
+    """Seconds to make the closest points and the rows of E of a sphere from 10k samples, coupled, order 2, 0.05."""
+    feet = lamina.Sphere().sample(10_000, 0)
+    rows: dict[str, Any] = {}
+    for extension in ("jet", "neural") * 3:
+        cloud = lamina.PointCloud(feet.points, feet.normals).to(options.device)
+        watch = Stopwatch(options.device)
+        geometry, _ = geometry_for(cloud, extension)
+        lattice = Lattice(geometry.bounds.mean(0), 0.05)
+        band = Band.build(geometry, lattice, band_radius(0.05, 0, 1))
+        interpolation_matrix(band, band.feet.points, band.component, Lines.NONE)
+        rows.setdefault(extension, []).append(watch.lap())
+        rows["nodes"] = len(band)
+    rows["over the jet"] = min(rows["neural"]) - min(rows["jet"])
+    print(rows, flush=True)
+    return rows
+
+
+PARTS = {"clean": clean_part, "paper": paper_part, "damaged": damaged_part, "heat": heat_part, "time": time_part}
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--cases", nargs="+", choices=CASES, help="of part damaged; all")
+    options.add_argument("--extensions", nargs="+", default=["neural", "jet"], help="of part damaged")
+    options.add_argument("--scheme", default="auto", help="of part damaged")
+    options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
+    options.add_argument("--seconds", type=float, default=math.inf, help="after which a case gets no further seeds")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--name", default="learned", help="first word of the results files")
+    chosen = options.parse_args()
+    for part in chosen.parts:
+        suffix = "" if chosen.device == "cpu" else f"_{chosen.device}"
+        record(f"{chosen.name}_{part}{suffix}", PARTS[part](chosen), chosen.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""lamina's learned operator: from a cloud of oriented samples, good or bad, to fits of the surface that they came from.
+
+A trained network (`lamina.learn.fit_network`) fits a quadric around each sample, says how large its error will be, and
+which samples are outliers. Samples with large errors are fitted over wider neighbourhoods too, and the fit that expects
+the smaller error is taken. Where that was common, in noisy clouds, the samples, now moved onto their fits, are fitted
+once more. Then fits that those around them contradict are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from lamina.geometry.blend import Blend
+from lamina.geometry.jets import TRUST, TRUST_NEIGHBOUR, Jets
+from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.normals import orient_normals
+from lamina.geometry.triangles import dot
+from lamina.learn.fit_network import FitNetwork, Neighbourhoods
+
+ROWS = {"cpu": 2**10, "cuda": 2**15}  # neighbourhoods of 64 at a time
+LARGE = 0.05  # error, in spacings, with which a wider neighbourhood is tried
+NOISY = 0.2  # of the samples with such errors: all are fitted once more
+USUAL, WORSE, LOST = 0.9, 4.0, 0.2  # a fit is doubtful with so many times the error of so many, and so many spacings
+FEWEST = 4  # times as many samples as a neighbourhood has are needed for it
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How fits are checked against each other and blended: among how many, how wide (Blend.reach), keeping edges or not,
+    and by how much one may differ from the blend of the others, in direction (cosine) and position (spacings)."""
+
+    among: int
+    reach: float
+    sharp: bool
+    cosine: float
+    offset: float
+
+
+# Clean samples show edges, where fits on both sides differ; noise would hide these anyway.
+CLEAN, ROUGH = Manner(16, 3.0, True, 0.0, 1.0), Manner(32, 8.0, False, 0.7, 0.7)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Quadrics fitted around m samples, in units of length."""
+
+    centres: Tensor  # (m, 3) on the fits
+    frames: Tensor  # (m, 3, 3) rows t1, t2, n; n looks to the side that was found to be outside
+    coefficients: Tensor  # (m, 6) of 1, a, b, a^2, ab, b^2, lengths divided by `scale`
+    scale: Tensor  # (m,) radius of the neighbourhood
+    spacing: Tensor  # (m,) of the samples there
+    error: Tensor  # (m,) to be expected
+    off: Tensor  # (m,) logit of the sample being an outlier
+
+    def take(self, rows: Tensor) -> Fitted:
+        return Fitted(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def put(self, rows: Tensor, other: Fitted) -> Fitted:
+        names = [f.name for f in fields(self)]
+        return Fitted(*(getattr(self, name).index_copy(0, rows, getattr(other, name)) for name in names))
+
+    def facing(self, looks: Tensor) -> Fitted:
+        """The same quadrics, their normals on the side of looks (m, 3)."""
+        turned = (dot(self.frames[:, 2], looks) < 0)[:, None]
+        # With t1 and t2 interchanged and n reversed a frame keeps its handedness: h(a, b) becomes -h(b, a).
+        t1, t2, n = self.frames.unbind(1)
+        frames = torch.where(turned[..., None], torch.stack([t2, t1, -n], 1), self.frames)
+        coefficients = torch.where(turned, -self.coefficients[:, [0, 2, 1, 5, 4, 3]], self.coefficients)
+        return replace(self, frames=frames, coefficients=coefficients)
+
+    def jets(self, near: Tensor) -> Jets:
+        """As jets; near (m, j): neighbours among them, which say how far each is used."""
+        offset = self.centres[near[:, min(TRUST_NEIGHBOUR, near.shape[1] - 1)]] - self.centres
+        reach = (TRUST * dot(offset, offset).sqrt() / self.scale).clamp(max=1.25)
+        return Jets(2, self.centres, self.frames, self.coefficients, self.scale, reach, self.error)
+
+
+def robust_fits(
+    network: FitNetwork, points: Tensor, normals: Tensor, *, estimated: bool
+) -> tuple[Fitted, Tensor, Manner]:
+    """Fits, the samples (k,) that they stand for, and how to blend them.
+
+    points (m, 3), normals (m, 3): all samples. estimated: whether normals came from the points themselves, so that
+    their signs are to be found anew once the points have been moved to their fits.
+    """
+    sizes = [k for k in network.config.neighbours if FEWEST * k <= len(points)]
+    every = torch.arange(len(points), device=points.device)
+    fits = evaluate(network, points, normals, every, sizes[0])
+    for k in sizes[1:]:
+        rows = (fits.error > LARGE * fits.spacing).nonzero()[:, 0]
+        if len(rows):
+            wider = evaluate(network, points, normals, rows, k)
+            wins = (wider.error < fits.error[rows]).nonzero()[:, 0]
+            fits = fits.put(rows[wins], wider.take(wins))
+    kept = (~_doubtful(fits)).nonzero()[:, 0]
+    fits = fits.take(kept)
+    if estimated:
+        fits = fits.facing(orient_normals(fits.centres, fits.frames[:, 2]))
+    manner = CLEAN
+    if float((fits.error > LARGE * fits.spacing).double().mean()) > NOISY:
+        manner, looks = ROUGH, fits.frames[:, 2]
+        again = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1])
+        fits = replace(again.facing(looks), error=fits.error)
+    agreed = _agreed(fits, manner)
+    return fits.take(agreed), kept[agreed], manner
+
+
+@torch.no_grad()
+def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor, k: int) -> Fitted:
+    """What the network finds at samples rows (n,) from their k nearest."""
+    index, _ = k_nearest(points, k, points[rows])
+    network = network.to(points.device)
+    parts = []
+    for block in index.split(max(1, ROWS[points.device.type] * 64 // k)):
+        near = Neighbourhoods.of(points, normals, block)
+        fits = network(near)
+        quadrics, s = fits.quadrics, near.spacing
+        found = Fitted(
+            points[block[:, 0]] + quadrics.centres * s[:, None],
+            quadrics.frames,
+            quadrics.coefficients,
+            near.radius * s,
+            s,
+            torch.exp(fits.log_error).to(points) * s,
+            fits.off.to(points),
+        )
+        parts.append(found.facing(quadrics.frames[:, 2] * fits.vote.sign()[:, None]))
+    return Fitted(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Fitted)))
+
+
+def _doubtful(fits: Fitted) -> Tensor:
+    """Which samples (m,) the network takes for outliers, or fits much worse than most others of the cloud."""
+    usual = fits.error.kthvalue(max(1, round(USUAL * len(fits.error)))).values
+    limit = torch.maximum(WORSE * usual, LOST * fits.spacing.median())
+    return (fits.off > 0) | (fits.error > limit)
+
+
+def _agreed(fits: Fitted, manner: Manner) -> Tensor:
+    """Rows (k,) of fits that agree with the blend of those around them, in two rounds."""
+    rows = torch.arange(len(fits.centres), device=fits.centres.device)
+    for _ in range(2):
+        some = fits.take(rows)
+        near, _ = k_nearest(some.centres, min(manner.among + 1, len(rows)))
+        looks = some.frames[:, 2]
+        others = Blend(some.centres, looks, near[:, 1:], some.jets(near), manner.reach, sharp=False)
+        phi, mean = others(some.centres, torch.arange(len(rows), device=rows.device))
+        rows = rows[(dot(mean, looks) > manner.cosine) & (phi.abs() < manner.offset * others.spacing)]
+    return rows

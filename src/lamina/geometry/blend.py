@@ -1,0 +1,119 @@
+"""One surface out of many jets: where the mean of the signed distances to those around vanishes.
+
+    phi(x) = sum_j w_j(x) g_j(x) / sum_j w_j(x),    w_j(x) = (1 - (|x - p_j|^2 - d^2) / R^2)_+^3,
+
+g_j the signed distance, to first order, to the graph of the jet of sample p_j, d the distance of x to its nearest
+sample. As a mean of the g_j it is as accurate as these are. A jet that runs on beyond an edge of the surface is
+outvoted there by those of the other face, so that no fins grow; edges stay sharp where the mean is taken over each face
+for itself, and the greater or the smaller of the two as the edge is convex or not. Both after Ohtake et al. (2003),
+"Multi-level partition of unity implicits".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lamina.geometry.jets import Jets, coefficient_count, height_derivatives
+from lamina.geometry.triangles import dot, unit
+
+BACK = -0.5  # n_i . n_j below which two samples are on sheets back to back
+EDGE = 0.8  # n_a . n_b below which two faces meet in an edge
+APART = 0.2  # heights above each other, over R, of sheets that are two
+FAINT = 0.01  # weight of a jet that has no say about edges
+SPACED = 8  # neighbour whose distance tells the spacing s: pi d^2 = 8 s^2
+ROWS = {"cpu": 2**12, "cuda": 2**18}  # places at a time
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Jets around m samples, blended among neighbours."""
+
+    points: Tensor  # (m, 3)
+    normals: Tensor  # (m, 3)
+    near: Tensor  # (m, j) int64, nearest samples of the same component, first the sample itself
+    jets: Jets
+    reach: float = 3.0  # R^2 over the square of the local spacing
+    sharp: bool = True  # whether edges are kept; otherwise they are rounded
+
+    @property
+    def spacing(self) -> Tensor:
+        """Local spacing s (m,) around each sample."""
+        last = min(SPACED, self.near.shape[1] - 1)
+        offset = self.points[self.near[:, last]] - self.points
+        return (torch.pi / SPACED * dot(offset, offset)).clamp_min(torch.finfo(offset.dtype).tiny).sqrt()
+
+    def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """phi (n,) and unit normals (n, 3) at x (n, 3), whose nearest samples are index (n,)."""
+        phi, normals = torch.empty_like(x[:, 0]), torch.empty_like(x)
+        support = self.reach * self.spacing**2
+        for rows in torch.arange(len(x), device=x.device).split(ROWS[x.device.type]):
+            phi[rows], normals[rows] = self._chunk(x[rows], self.near[index[rows]], support[index[rows]])
+        return phi, normals
+
+    def _chunk(self, x: Tensor, near: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
+        offset = x[:, None] - self.points[near]
+        square = dot(offset, offset)
+        least = square.amin(1, keepdim=True)
+        weight = (1 - (square - least) / support[:, None]).clamp_min(0) ** 3
+        g, normal = self._offsets(x, near)
+        if self.sharp:
+            return _sharp(-offset, weight, g, normal, support)
+        # The sheet that x is nearest to is that of most weight, whatever a single sample says.
+        looks = self.normals[near]
+        ahead = unit((weight[..., None] * looks).sum(1))
+        return _mean(weight * (dot(looks, ahead[:, None]) > BACK), g, normal)
+
+    def _offsets(self, x: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+        """Signed distances (n, j) of x (n, 3) to the jets near (n, j), and normals (n, j, 3)."""
+        jets, flat = self.jets, near.reshape(-1)
+        scale, frame = jets.scale[flat], jets.frames[flat]
+        offset = (x[:, None] - jets.centres[near]).reshape(-1, 3, 1)
+        local = (frame @ offset)[..., 0] / scale[:, None]
+        # Beyond its reach a jet goes on as its tangent plane does.
+        across = local[:, :2].norm(dim=1).clamp_min(1e-30)
+        held = local[:, :2] * (jets.reach[flat] / across).clamp(max=1)[:, None]
+        coefficients = jets.coefficients[flat, : coefficient_count(jets.degree)].T.contiguous()
+        h, ha, hb, *_ = height_derivatives(coefficients, held[:, 0], held[:, 1], jets.degree)
+        h = h + ha * (local[:, 0] - held[:, 0]) + hb * (local[:, 1] - held[:, 1])
+        level = (1 + ha * ha + hb * hb).rsqrt()
+        normal = torch.stack([-ha * level, -hb * level, level], 1)[:, None] @ frame
+        return ((local[:, 2] - h) * level * scale).reshape(near.shape), normal.reshape(*near.shape, 3)
+
+
+def _mean(weight: Tensor, g: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+    total = weight.sum(1).clamp_min(torch.finfo(g.dtype).tiny)
+    return (weight * g).sum(1) / total, unit((weight[..., None] * normal).sum(1))
+
+
+def _sharp(place: Tensor, weight: Tensor, g: Tensor, normal: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
+    """As _mean, but where jets (n, j) look two ways, as at an edge, the greater or the smaller of two means.
+
+    Jets belong to the face of the one of most weight or to that of the one turned away most from it. An edge is
+    convex, and the solid where both means are negative, if the samples of each face, at place (n, j, 3) about x, lie
+    below the other, and concave, the solid where either is, if they lie above.
+    """
+    one = _pick(normal, weight.argmax(1))
+    to_one = dot(normal, one[:, None])
+    two = _pick(normal, to_one.masked_fill(weight <= FAINT, torch.inf).argmin(1))
+    other = dot(normal, two[:, None]) > to_one
+    parts = [weight * ~other, weight * other]
+    (a, na), (b, nb) = (_mean(part, g, normal) for part in parts)
+    centres = [(part[..., None] * place).sum(1) / part.sum(1).clamp_min(1e-300)[:, None] for part in parts]
+    across = centres[1] - centres[0]
+    below = (dot(across, na) - dot(across, nb)) / support.sqrt()
+    facing = dot(na, nb)
+    # Sheets back to back lie apart; what looks two ways in one plane is one sheet, of which x is on one side.
+    edge = (facing < EDGE) & (parts[1].sum(1) > 0) & ((facing > BACK) | (below.abs() > APART))
+    second = edge & torch.where(below < 0, b > a, b < a)
+    alone = ~edge & (facing > BACK)
+    everything, n = _mean(weight, g, normal)
+    phi = torch.where(alone, everything, torch.where(second, b, a))
+    return phi, torch.where(alone[:, None], n, torch.where(second[:, None], nb, na))
+
+
+def _pick(vectors: Tensor, which: Tensor) -> Tensor:
+    """Rows (n, 3) of vectors (n, j, 3)."""
+    return vectors.gather(1, which[:, None, None].expand(-1, 1, 3))[:, 0]

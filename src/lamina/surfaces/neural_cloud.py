@@ -1,0 +1,132 @@
+"""Point clouds as the learned operator sees them: robust fits, blended into one surface."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.extension.neural import FEWEST, ROUGH, Fitted, Manner, robust_fits
+from lamina.geometry.blend import Blend
+from lamina.geometry.fitting import Choice, Cloud, Fit, choose_ways
+from lamina.geometry.jets import Jets
+from lamina.geometry.neighbours import connected_pieces, k_nearest, voronoi_areas
+from lamina.geometry.outliers import small_pieces
+from lamina.geometry.triangles import dot
+from lamina.learn.fit_network import FitNetwork
+from lamina.surfaces.base import ClosestPoints
+from lamina.surfaces.point_cloud import FEWEST_IN_COMPONENT, PointCloud
+
+STEPS = 3  # from the foot on one jet to that on the blend
+CLEARLY = 0.5  # of the network's expected error: a leave-one-out error below it, and a jet is taken
+FARTHEST = 2.5  # spacings from a foot to the nearest sample
+AROUND = 16  # samples whose leave-one-out errors judge a place
+
+
+class NeuralCloud(PointCloud):
+    """The surface through a cloud's points, found by a trained network of robust fits.
+
+    The points are those of the cloud. Normals are those of the fits, and samples that the network finds off the surface
+    have no part in it. Where samples are clean, jets of high degree, which predict them better, take the place of the
+    network's quadrics. The surface is where the blend of all vanishes.
+    """
+
+    def __init__(self, cloud: PointCloud, network: FitNetwork):
+        vars(self).update(vars(cloud))
+        self.notes, self.facts = list(cloud.notes), dict(cloud.facts)
+        self._rims = self._features = self.thickness = None
+        points, given = cloud._unique, cloud._normals
+        least = FEWEST * network.config.neighbours[0]
+        if len(points) < least:
+            raise InputError(
+                f'extension="neural" needs {least} distinct points or more, got {len(points)}; use extension="jet".'
+            )
+        fits, kept, manner = robust_fits(network, points, given, estimated=cloud.estimated)
+        if len(kept) < least // 2:
+            raise InputError(f'extension="neural" finds no surface in {len(points)} points; use extension="jet".')
+        whole = ~small_pieces(connected_pieces(fits.centres, fits.frames[:, 2]), FEWEST_IN_COMPONENT)
+        self.noisy = manner is ROUGH
+        self._settle(points, given, fits.take(whole), kept[whole], manner)
+
+    def _settle(self, points: Tensor, given: Tensor, fits: Fitted, kept: Tensor, manner: Manner) -> None:
+        """Make the surface of fits, or of jets where these are better, to the samples kept (k,)."""
+        looks = fits.frames[:, 2]
+        component = connected_pieces(fits.centres, looks)
+        # Positions and normals as given, their signs put right: better than those of fits if they are clean.
+        own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
+        choice, jets, rows = _jets(Cloud(points[kept], own, component), fits.error)
+        p, n = fits.centres.index_copy(0, rows, points[kept[rows]]), looks.index_copy(0, rows, own[rows])
+        cloud = Cloud(p, n, component)
+        near = cloud.neighbours(torch.arange(len(p), device=p.device), manner.among)
+        both = fits.jets(near) if jets is None else fits.jets(near).replaced(rows, jets)
+        self._fit = Fit(cloud, near, both, choice, None)
+        self._blend = Blend(p, n, near, both, manner.reach, manner.sharp)
+        self._record(kept)
+
+    def _record(self, kept: Tensor) -> None:
+        """Normals, components and areas of all points, from the samples kept (k,)."""
+        cloud, unique = self.fit.cloud, self._unique
+        nearest = k_nearest(cloud.points, 1, unique)[0][:, 0]
+        nearest[kept] = torch.arange(len(kept), device=kept.device)
+        self._kept, self._sample = kept, nearest
+        self._normals, self._component = cloud.normals[nearest], cloud.component[nearest]
+        self.normals, self.component = self._normals[self._unique_of], self._component[self._unique_of]
+        if len(kept) < len(unique):
+            dropped = len(unique) - len(kept)
+            self.notes.append(f"{dropped} points were found off the surface of the others: they have no part in it.")
+        cells = torch.zeros_like(unique[:, 0])
+        cells[kept] = voronoi_areas(cloud.points, cloud.normals)
+        share = torch.bincount(self._unique_of, minlength=len(cells)).to(cells)
+        self.areas = (cells / share)[self._unique_of]
+
+    def own_feet(self) -> ClosestPoints:
+        """The fitted samples of `points`, for outliers the nearest ones."""
+        cloud, of = self.fit.cloud, self._sample[self._unique_of]
+        return ClosestPoints(cloud.points[of], cloud.normals[of], cloud.component[of])
+
+    def offsets(self, x: Tensor, feet: ClosestPoints) -> Tensor:
+        return self._blend(x, self._nearest_sample(x))[0]
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> NeuralCloud:
+        moved = super().to(device, dtype)
+        assert isinstance(moved, NeuralCloud)
+        fit, blend = moved.fit, self._blend
+        moved._blend = Blend(fit.cloud.points, fit.cloud.normals, fit.near, fit.jets, blend.reach, blend.sharp)
+        return moved
+
+    def _nearest_sample(self, x: Tensor) -> Tensor:
+        cloud = self.fit.cloud
+        return cloud.tree.query(x, 1)[0][:, 0] if x.device.type == "cpu" else cloud.search.to_points(x)[0]
+
+    def _feet(self, x: Tensor, index: Tensor) -> ClosestPoints:
+        """Feet on the jets, then moved along their normals to where the blend vanishes."""
+        feet = super()._feet(x, index)
+        points, normals = feet.points, feet.normals
+        index = self._nearest_sample(points)
+        for _ in range(STEPS):
+            phi, normals = self._blend(points, index)
+            points = points - phi[:, None] * normals
+        # Without a sample near it is a place where jets meet that were fitted to something else.
+        away = points - self.fit.cloud.points[index]
+        lost = dot(away, away) > (FARTHEST * self._blend.spacing[index]) ** 2
+        beyond = lost if feet.beyond is None else lost | feet.beyond
+        return replace(feet, points=points, normals=normals, beyond=beyond)
+
+
+def _jets(cloud: Cloud, expected: Tensor) -> tuple[Choice, Jets | None, Tensor]:
+    """Jets at the samples rows (r,) whose leave-one-out errors are clearly below what the network expects (m,) of its
+    own fits, and the way they are fitted."""
+    choice, _ = choose_ways(cloud, widest=2.0)
+    every = torch.arange(len(cloud.points), device=cloud.points.device)
+    near = cloud.neighbours(every, max(choice.way.k, AROUND))
+    jets = cloud.fit(near, choice.way, leave_out=True)
+    # Where no neighbour counts nothing is predicted, and the height is zero.
+    squares = torch.where((jets.coefficients == 0).all(1), torch.inf, jets.height.square())
+    error = squares[near[:, :AROUND]].mean(1).sqrt()
+    # An infinite error of all says that samples are noisier than their neighbourhoods are wide.
+    better = (error < CLEARLY * expected) & (choice.error < torch.inf)
+    rows = better.nonzero()[:, 0]
+    jets = cloud.fit(near[rows], choice.way) if len(rows) else None
+    return choice, jets, rows
