@@ -17,6 +17,7 @@ from lamina.surfaces.base import Surface
 if TYPE_CHECKING:
     from lamina.surfaces.point_cloud import PointCloud
 
+FEWEST_LEARNED = 500  # points of a cloud below which the learned operator is not the default
 EXTENSIONS = ("closest-point", "jet", "neural", "attention")
 
 
@@ -55,5 +56,7 @@ def _learned(cloud: PointCloud) -> Surface:
 
 
 def _best(cloud: PointCloud) -> str:
-    """The best measured for a cloud (docs/neural.md)."""
-    return "jet"
+    """The best measured for a cloud (docs/neural.md): splats are fitted as wide as their footprints already."""
+    from lamina.surfaces.splats import Splats
+
+    return "jet" if isinstance(cloud, Splats) or len(cloud.points) < FEWEST_LEARNED else "neural"

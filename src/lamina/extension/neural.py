@@ -3,7 +3,7 @@
 A trained network (`lamina.learn.fit_network`) fits a quadric around each sample, says how large its error will be, and
 which samples are outliers. Samples with large errors are fitted over wider neighbourhoods too, and the fit that expects
 the smaller error is taken. Where that was common, in noisy clouds, the samples, now moved onto their fits, are fitted
-once more. Then fits that those around them contradict are left out.
+again. Then fits that those around them contradict are left out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from lamina.learn.fit_network import FitNetwork, Neighbourhoods
 
 ROWS = {"cpu": 2**10, "cuda": 2**15}  # neighbourhoods of 64 at a time
 LARGE = 0.05  # error, in spacings, with which a wider neighbourhood is tried
-NOISY = 0.2  # of the samples with such errors: all are fitted once more
+NOISE = 1.3  # a cloud is noisy if samples lie so many times farther from their fits than these err
+ROUGHLY = 0.02  # spacings that the fits of a noisy cloud err by: more, and it is fitted again
+AGAIN = 2  # times that a noisy cloud is fitted again
 USUAL, WORSE, LOST = 0.9, 4.0, 0.2  # a fit is doubtful with so many times the error of so many, and so many spacings
 FEWEST = 4  # times as many samples as a neighbourhood has are needed for it
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How fits are checked against each other and blended: among how many, how wide (Blend.reach), keeping edges or not,
-    and by how much one may differ from the blend of the others, in direction (cosine) and position (spacings)."""
+    """How fits are checked against each other and blended: among how many, how wide (Blend.reach), keeping edges or
+    not, and by how much one may differ from the blend of the others, in direction (cosine) and position (spacings)."""
 
     among: int
     reach: float
@@ -40,7 +42,7 @@ class Manner:
 
 
 # Clean samples show edges, where fits on both sides differ; noise would hide these anyway.
-CLEAN, ROUGH = Manner(16, 3.0, True, 0.0, 1.0), Manner(32, 8.0, False, 0.7, 0.7)
+CLEAN, ROUGH = Manner(16, 3.0, True, 0.0, 1.0), Manner(48, 16.0, False, 0.7, 0.7)
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,18 @@ class Fitted:
         return Jets(2, self.centres, self.frames, self.coefficients, self.scale, reach, self.error)
 
 
-def robust_fits(
-    network: FitNetwork, points: Tensor, normals: Tensor, *, estimated: bool
-) -> tuple[Fitted, Tensor, Manner]:
-    """Fits, the samples (k,) that they stand for, and how to blend them.
+@dataclass(frozen=True)
+class Found:
+    """Fits, the samples (k,) that they stand for, how to blend them, and whether the samples are noisy."""
+
+    fits: Fitted
+    kept: Tensor
+    manner: Manner
+    noisy: bool
+
+
+def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimated: bool) -> Found:
+    """The surface that samples show.
 
     points (m, 3), normals (m, 3): all samples. estimated: whether normals came from the points themselves, so that
     their signs are to be found anew once the points have been moved to their fits.
@@ -99,13 +109,15 @@ def robust_fits(
     fits = fits.take(kept)
     if estimated:
         fits = fits.facing(orient_normals(fits.centres, fits.frames[:, 2]))
-    manner = CLEAN
-    if float((fits.error > LARGE * fits.spacing).double().mean()) > NOISY:
-        manner, looks = ROUGH, fits.frames[:, 2]
-        again = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1])
-        fits = replace(again.facing(looks), error=fits.error)
+    manner, noisy = CLEAN, _noisy(fits, points[kept])
+    if noisy and float((fits.error / fits.spacing).median()) > ROUGHLY:
+        manner, error = ROUGH, fits.error
+        for _ in range(AGAIN):
+            looks = fits.frames[:, 2]
+            fits = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1]).facing(looks)
+        fits = replace(fits, error=error)
     agreed = _agreed(fits, manner)
-    return fits.take(agreed), kept[agreed], manner
+    return Found(fits.take(agreed), kept[agreed], manner, noisy)
 
 
 @torch.no_grad()
@@ -129,6 +141,15 @@ def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor,
         )
         parts.append(found.facing(quadrics.frames[:, 2] * fits.vote.sign()[:, None]))
     return Fitted(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Fitted)))
+
+
+def _noisy(fits: Fitted, points: Tensor) -> bool:
+    """Whether samples (m, 3) are noisy: off their fits, which average over many, by more than these are off the surface.
+
+    On clean samples fits err by what a quadric cannot follow, and samples lie no farther from them than that.
+    """
+    offset = points - fits.centres
+    return float((dot(offset, offset).sqrt() / fits.error).median()) > NOISE
 
 
 def _doubtful(fits: Fitted) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.extension.neural import FEWEST, ROUGH, Fitted, Manner, robust_fits
+from lamina.extension.neural import FEWEST, Fitted, Manner, robust_fits
 from lamina.geometry.blend import Blend
 from lamina.geometry.fitting import Choice, Cloud, Fit, choose_ways
 from lamina.geometry.jets import Jets
@@ -43,12 +43,13 @@ class NeuralCloud(PointCloud):
             raise InputError(
                 f'extension="neural" needs {least} distinct points or more, got {len(points)}; use extension="jet".'
             )
-        fits, kept, manner = robust_fits(network, points, given, estimated=cloud.estimated)
+        found = robust_fits(network, points, given, estimated=cloud.estimated)
+        fits, kept = found.fits, found.kept
         if len(kept) < least // 2:
             raise InputError(f'extension="neural" finds no surface in {len(points)} points; use extension="jet".')
         whole = ~small_pieces(connected_pieces(fits.centres, fits.frames[:, 2]), FEWEST_IN_COMPONENT)
-        self.noisy = manner is ROUGH
-        self._settle(points, given, fits.take(whole), kept[whole], manner)
+        self.noisy = found.noisy
+        self._settle(points, given, fits.take(whole), kept[whole], found.manner)
 
     def _settle(self, points: Tensor, given: Tensor, fits: Fitted, kept: Tensor, manner: Manner) -> None:
         """Make the surface of fits, or of jets where these are better, to the samples kept (k,)."""
