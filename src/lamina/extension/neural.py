@@ -144,7 +144,7 @@ def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor,
 
 
 def _noisy(fits: Fitted, points: Tensor) -> bool:
-    """Whether samples (m, 3) are noisy: off their fits, which average over many, by more than these are off the surface.
+    """Whether samples (m, 3) are noisy: off their fits, which average over many, by more than these err.
 
     On clean samples fits err by what a quadric cannot follow, and samples lie no farther from them than that.
     """
