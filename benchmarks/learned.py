@@ -143,7 +143,7 @@ def attempt(s: Shape, cloud: Callable[[], Surface], spacing: float, extension: s
     try:
         error, domain = solved(s, cloud(), spacing, extension, **options)
         row: Row = {"nrmse": error, "scheme": domain.scheme.name}
-    except (InputError, SolveError) as reason:
+    except (InputError, SolveError, torch.linalg.LinAlgError) as reason:
         row = {"nrmse": math.inf, "failed": str(reason)}
     return {**row, "seconds": perf_counter() - start}
 

@@ -75,7 +75,7 @@ def test_fits_turn_and_grow_with_the_samples():
         one, two = network(plain), network(turned)
     torch.testing.assert_close(two.quadrics.centres, one.quadrics.centres @ turn.T, rtol=0, atol=1e-4)
     torch.testing.assert_close(two.quadrics.frames[:, 2], one.quadrics.frames[:, 2] @ turn.T, rtol=0, atol=1e-4)
-    torch.testing.assert_close(two.log_error, one.log_error, rtol=0, atol=1e-3)
+    torch.testing.assert_close(two.log_error, one.log_error, rtol=0, atol=1e-2)
 
 
 def test_neighbours_that_do_not_belong_are_weighted_away():

@@ -31,8 +31,9 @@ class Domain:
     surface: any lamina surface. spacing: grid spacing; or nodes: about how many unknowns; by default a
     spacing that suits the shape's size, thin parts and sample density.
     order: 2 or 4 (coupled scheme); default 4 on smooth exact surfaces, otherwise 2.
-    extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "attention" (the
-    network of the CVPR 2026 paper; an Attention object instead changes its settings) or "auto".
+    extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "neural" (lamina's
+    learned operator: robust fits to its samples), "attention" (the network of the CVPR 2026 paper; an Attention object
+    instead changes its settings) or "auto".
     scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts), "shell" (the paper's) or "auto".
     band_radius, readout ("interpolation" or "rbf"): of the shell scheme and the learned extension; the
     radius is 4.5 dx unless given, or what the patches of a network cover.

@@ -55,7 +55,9 @@ Exact = Annotated[
 Spacing = Annotated[float | None, typer.Option(help="Grid spacing; by default chosen from the shape.")]
 Nodes = Annotated[int | None, typer.Option(help="About how many grid nodes, instead of a spacing.")]
 Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.")]
-Extension = Annotated[str, typer.Option(help="auto, closest-point, jet or attention (the paper's network).")]
+Extension = Annotated[
+    str, typer.Option(help="auto, closest-point, jet, neural (lamina's network) or attention (the paper's).")
+]
 Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).")]
 Weights = Annotated[Path | None, typer.Option(help="With --extension attention: weights other than those shipped.")]
 BandRadius = Annotated[
