@@ -147,6 +147,15 @@ def test_moved_to_another_precision_it_is_the_same_surface():
     torch.testing.assert_close(two.double(), one, rtol=0, atol=1e-4)
 
 
+def test_single_precision_is_enough_for_a_domain():
+    points, normals = sphere()
+    cloud = lamina.PointCloud(points, normals)
+    domain = lamina.Domain(cloud, 0.1, extension="neural", dtype=torch.float32, show_progress=False)
+    u = lamina.poisson(domain, PROBLEM.rhs, show_progress=False)
+    assert u.values.dtype == torch.float32
+    assert errors(u.values, PROBLEM.solution(points), remove_mean=True).nmae < 1e-3
+
+
 @pytest.mark.gpu
 def test_a_gpu_finds_the_same_surface():
     points, normals = sphere()

@@ -130,16 +130,11 @@ def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor,
         near = Neighbourhoods.of(points, normals, block)
         fits = network(near)
         quadrics, s = fits.quadrics, near.spacing
-        found = Fitted(
-            points[block[:, 0]] + quadrics.centres * s[:, None],
-            quadrics.frames,
-            quadrics.coefficients,
-            near.radius * s,
-            s,
-            torch.exp(fits.log_error).to(points) * s,
-            fits.off.to(points),
-        )
-        parts.append(found.facing(quadrics.frames[:, 2] * fits.vote.sign()[:, None]))
+        centres, error = points[block[:, 0]] + quadrics.centres * s[:, None], torch.exp(fits.log_error) * s
+        shape = centres, quadrics.frames, quadrics.coefficients, near.radius * s, s
+        # The network computes in its own precisions.
+        found = Fitted(*(v.to(points.dtype) for v in (*shape, error, fits.off)))
+        parts.append(found.facing(found.frames[:, 2] * fits.vote.sign().to(points.dtype)[:, None]))
     return Fitted(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Fitted)))
 
 
