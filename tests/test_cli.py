@@ -125,7 +125,7 @@ def test_sampling_is_reproducible_and_seeded(run):
         arguments = ("solve", "poisson", "sphere", "--rhs", "-6*x*y", "--exact", "x*y", "--spacing", 0.15)
         report = run(*arguments, "--as", "points", "--samples", 1500, *options, "--json").json
         assert report["representation"] == "points"
-        assert report["extension"] == "jet"
+        assert report["extension"] == "neural"
         return report["nmae"]
 
     first = nmae("--seed", 1)

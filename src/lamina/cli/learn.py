@@ -33,7 +33,8 @@ def train(
     rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 3e-3,
     alpha: Annotated[float, typer.Option(help="Weight of the normal-consistency loss.")] = 1e-2,
     grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.")] = 4,
-    samples: Annotated[int, typer.Option(help="Surface samples a patch and step.")] = 256,
+    clouds: Annotated[int | None, typer.Option(help="Damaged clouds that neural learns from; 240.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples a patch; 256, or 768 a cloud of neural.")] = None,
     validate_every: Annotated[int, typer.Option(help="Steps between validations and checkpoints.")] = 1000,
     k: Annotated[int, typer.Option(help="Band nodes of a patch.")] = 400,
     width: Annotated[int, typer.Option(help="Width of the networks.")] = 64,
@@ -52,10 +53,10 @@ def train(
 ) -> None:
     """Train the network of an extension operator on a surface; torchrun shares the work for attention."""
     if operator is Operator.neural:
-        chosen = {key: value for key, value in (("steps", steps), ("batch", batch)) if value is not None}
+        asked = {"steps": steps, "batch": batch, "clouds": clouds, "samples": samples}
+        chosen = {key: value for key, value in asked.items() if value is not None}
         _train_fits(surface or "spike", held_out or "starfruit", out, device, json_, rate=rate, seed=seed, **chosen)
         return
-    count, batch = steps or 10000, batch or 256
     from lamina.learn.checkpoint import load_tensors
     from lamina.learn.network import NetworkConfig
     from lamina.learn.training import RESUME, TrainingConfig
@@ -66,9 +67,11 @@ def train(
     chosen = () if features == "none" else tuple(f.strip() for f in features.split(","))
     shape = NetworkConfig(k, width, depth, activation, chosen, strength, not fixed_strength, spacing)
     plan = TrainingConfig(
-        steps=count, batch=batch, rate=rate, alpha=alpha, radius=radius, grids=grids, samples=samples,
-        validate_every=validate_every, seed=seed,
+        steps=10000 if steps is None else steps, batch=256 if batch is None else batch, rate=rate, alpha=alpha,
+        radius=radius, grids=grids, samples=256 if samples is None else samples, validate_every=validate_every,
+        seed=seed,
     )  # fmt: skip
+    count = plan.steps
     before = ("spike", "starfruit")
     if resume:
         kept = load_tensors(out / RESUME)[1]
