@@ -32,17 +32,19 @@ FEWEST = 4  # times as many samples as a neighbourhood has are needed for it
 @dataclass(frozen=True)
 class Manner:
     """How fits are checked against each other and blended: among how many, how wide (Blend.reach), keeping edges or
-    not, and by how much one may differ from the blend of the others, in direction (cosine) and position (spacings)."""
+    not, by how much one may differ from the blend of the others, in direction (cosine) and position (spacings), and
+    the leave-one-out error of a jet that may take the place of a fit, as a multiple of the error expected of that."""
 
     among: int
     reach: float
     sharp: bool
     cosine: float
     offset: float
+    jets: float
 
 
 # Clean samples show edges, where fits on both sides differ; noise would hide these anyway.
-CLEAN, ROUGH = Manner(16, 3.0, True, 0.0, 1.0), Manner(48, 16.0, False, 0.7, 0.7)
+CLEAN, ROUGH = Manner(16, 3.0, True, 0.0, 1.0, 2.0), Manner(48, 16.0, False, 0.7, 0.7, 0.5)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.point_cloud import FEWEST_IN_COMPONENT, PointCloud
 
 STEPS = 3  # from the foot on one jet to that on the blend
-CLEARLY = 0.5  # of the network's expected error: a leave-one-out error below it, and a jet is taken
 FARTHEST = 2.5  # spacings from a foot to the nearest sample
 AROUND = 16  # samples whose leave-one-out errors judge a place
 
@@ -57,7 +56,7 @@ class NeuralCloud(PointCloud):
         component = connected_pieces(fits.centres, looks)
         # Positions and normals as given, their signs put right: better than those of fits if they are clean.
         own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
-        choice, jets, rows = _jets(Cloud(points[kept], own, component), fits.error)
+        choice, jets, rows = _jets(Cloud(points[kept], own, component), manner.jets * fits.error)
         p, n = fits.centres.index_copy(0, rows, points[kept[rows]]), looks.index_copy(0, rows, own[rows])
         cloud = Cloud(p, n, component)
         near = cloud.neighbours(torch.arange(len(p), device=p.device), manner.among)
@@ -116,9 +115,8 @@ class NeuralCloud(PointCloud):
         return replace(feet, points=points, normals=normals, beyond=beyond)
 
 
-def _jets(cloud: Cloud, expected: Tensor) -> tuple[Choice, Jets | None, Tensor]:
-    """Jets at the samples rows (r,) whose leave-one-out errors are clearly below what the network expects (m,) of its
-    own fits, and the way they are fitted."""
+def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor]:
+    """Jets at the samples rows (r,) whose leave-one-out errors are below a bound (m,), and the way they are fitted."""
     choice, _ = choose_ways(cloud, widest=2.0)
     every = torch.arange(len(cloud.points), device=cloud.points.device)
     near = cloud.neighbours(every, max(choice.way.k, AROUND))
@@ -127,7 +125,7 @@ def _jets(cloud: Cloud, expected: Tensor) -> tuple[Choice, Jets | None, Tensor]:
     squares = torch.where((jets.coefficients == 0).all(1), torch.inf, jets.height.square())
     error = squares[near[:, :AROUND]].mean(1).sqrt()
     # An infinite error of all says that samples are noisier than their neighbourhoods are wide.
-    better = (error < CLEARLY * expected) & (choice.error < torch.inf)
+    better = (error < bound) & (choice.error < torch.inf)
     rows = better.nonzero()[:, 0]
     jets = cloud.fit(near[rows], choice.way) if len(rows) else None
     return choice, jets, rows
