@@ -1,6 +1,6 @@
 """lamina's learned operator against the jet and against the paper's operator, on shapes that it was not trained on.
 
-    LAMINA_DATA=FOLDER python benchmarks/learned.py [--parts clean paper damaged heat time] [--seeds 5]
+    LAMINA_DATA=FOLDER python benchmarks/learned.py [--parts clean paper damaged heat time table] [--seeds 5]
     PYTHONPATH=src python benchmarks/learned.py --parts time --device cuda
 
 clean    the sphere from clean samples: error, order of convergence when sampling is refined with the grid, order 4
@@ -9,6 +9,7 @@ damaged  clouds of 20,000 points with noise, outliers, flipped normals; thin par
          with the fits that jet chooses by itself and, for the first seed, with the best of four fixed ones
 heat     a harmonic of the sphere through time
 time     to build E, over the time of the jet
+table    what the results files say, put into docs/neural.md
 
 Shapes have a longest half-extent of 1. Poisson with f = sin(2x) cos(1.5y) + z; NRMSE at the vertices of the mesh that
 samples were drawn from, against FEM on that mesh refined until it settles (meshes.py). Medians over seeds.
@@ -16,10 +17,13 @@ samples were drawn from, against FEM on that mesh refined until it settles (mesh
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
+import signal
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +33,7 @@ from typing import Any
 import meshes
 import numpy as np
 import torch
-from common import BENCHMARKS, Stopwatch, parser, record
+from common import BENCHMARKS, Stopwatch, parser, record, write
 
 import lamina
 from lamina.band import Band, band_radius
@@ -53,6 +57,10 @@ MESHES = {
     "fandisk": "meshes/fandisk",
 }
 COUNT = 20_000
+PATIENCE = 300  # seconds that one solve may take
+START, END = "<!-- tables: learned.py --parts table -->", "<!-- end of tables -->"
+EXTENSIONS = ("attention", "neural", "jet")
+DOCS = BENCHMARKS.parent / "docs" / "neural.md"
 Row = dict[str, Any]
 
 
@@ -138,10 +146,27 @@ def solved(s: Shape, cloud: Surface, spacing: float, extension: str, **options: 
     return s.error(u(s.points).cpu()), domain
 
 
+@contextlib.contextmanager
+def patience(seconds: int) -> Iterator[None]:
+    """Raise SolveError when the block takes longer."""
+
+    def stop(*_: Any) -> None:
+        raise SolveError(f"stopped after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def attempt(s: Shape, cloud: Callable[[], Surface], spacing: float, extension: str, **options: Any) -> Row:
     start = perf_counter()
     try:
-        error, domain = solved(s, cloud(), spacing, extension, **options)
+        with patience(PATIENCE):
+            error, domain = solved(s, cloud(), spacing, extension, **options)
         row: Row = {"nrmse": error, "scheme": domain.scheme.name}
     except (InputError, SolveError, torch.linalg.LinAlgError) as reason:
         row = {"nrmse": math.inf, "failed": str(reason)}
@@ -167,12 +192,13 @@ def fixed_jets(s: Shape, points: torch.Tensor, normals: torch.Tensor | None, spa
 
 
 def damaged_part(options: Any) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
+    """What is measured is put beside what the results file has of other cases and extensions."""
+    rows: dict[str, Any] = _figures(options, "damaged").get("cases", {})
     for case, (names, spacing, damage) in CASES.items():
         if options.cases and case not in options.cases:
             continue
         for name in names:
-            s, row = shape(name), {}
+            s, row = shape(name), rows.setdefault(case, {}).setdefault(name, {})
             clouds = [damage(s, seed) for seed in range(options.seeds)]
             for extension in options.extensions:
                 found: list[Row] = []
@@ -185,8 +211,13 @@ def damaged_part(options: Any) -> dict[str, Any]:
             if options.fixed:
                 row["jet, fixed"] = fixed_jets(s, *clouds[0], spacing, options.scheme)
             print(case, name, _line(row), flush=True)
-            rows.setdefault(case, {})[name] = row
+            record(f"{options.name}_damaged", {"count": COUNT, "scheme": options.scheme, "cases": rows}, options.out)
     return {"count": COUNT, "scheme": options.scheme, "cases": rows}
+
+
+def _figures(options: Any, part: str) -> dict[str, Any]:
+    path = options.out / f"{options.name}_{part}.json"
+    return json.loads(path.read_text())["figures"] if path.exists() else {}
 
 
 def _summary(found: list[Row]) -> Row:
@@ -201,9 +232,39 @@ def _summary(found: list[Row]) -> Row:
 
 
 def _line(row: Row) -> str:
-    parts = [f"{k} {v['nrmse']:.2e} ({v['seeds']} seeds, {v['seconds']:.0f} s)" for k, v in row.items() if "each" in v]
-    best = min((r["nrmse"] for r in row.get("jet, fixed", {}).values()), default=None)
-    return "  ".join(parts) + ("" if best is None else f"  best fixed jet {best:.2e}")
+    return "  ".join(f"{k} {_cell(row, k)}" for k in ("neural", "jet", "jet, fixed"))
+
+
+def _cell(row: Row, extension: str) -> str:
+    """Median error and number of seeds, or that it failed; for fixed jets the best."""
+    if extension not in row:
+        return "not run"
+    found = row[extension]
+    if "each" in found:
+        value, seeds = found["nrmse"], f" ({found['seeds']})"
+    else:
+        value, seeds = min((r["nrmse"] for r in found.values() if r["nrmse"] is not None), default=None), " (1)"
+    return ("failed" if value is None or value == math.inf else f"{value:.1e}") + seeds
+
+
+def table_part(options: Any) -> dict[str, Any] | None:
+    """Put the tables between the two marks in the docs."""
+    cases = _figures(options, "damaged").get("cases", {})
+    lines = ["| cloud | shape | neural | jet | best of four fixed jets |", "|---|---|---|---|---|"]
+    for case, rows in cases.items():
+        for name, row in rows.items():
+            cells = (case, name, *(_cell(row, e) for e in ("neural", "jet", "jet, fixed")))
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| shape of the paper | neural | attention | ratio | jet |", "|---|---|---|---|---|"]
+    for name, row in _figures(options, "paper").get("shapes", {}).items():
+        each = {e: "failed" if row[e]["nrmse"] is None else f"{row[e]['nrmse']:.1e}" for e in EXTENSIONS}
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.0f}"
+        lines.append(f"| {name} | {each['neural']} | {each['attention']} | {ratio} | {each['jet']} |")
+    before, rest = DOCS.read_text().split(START)
+    write(DOCS, before + START + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+    return None
+
+
 
 
 def clean_part(options: Any) -> dict[str, Any]:
@@ -261,10 +322,11 @@ def paper_part(options: Any) -> dict[str, Any]:
             lambda mesh=mesh, used=used: lamina.PointCloud(mesh.points[used], mesh.normals[used]),
         )
     for name, (s, cloud) in shapes.items():
-        row = {e: attempt(s, cloud, 0.05, e) for e in ("attention", "neural", "jet")}
+        row = {e: attempt(s, cloud, 0.05, e) for e in EXTENSIONS}
         row["ratio"] = row["attention"]["nrmse"] / row["neural"]["nrmse"]
         print(name, {k: v if k == "ratio" else (v["nrmse"], v.get("failed")) for k, v in row.items()}, flush=True)
         rows[name] = row
+        record(f"{options.name}_paper", {"spacing": 0.05, "shapes": rows}, options.out)
     return {"spacing": 0.05, "shapes": rows}
 
 
@@ -286,7 +348,10 @@ def time_part(options: Any) -> dict[str, Any]:
     return rows
 
 
-PARTS = {"clean": clean_part, "paper": paper_part, "damaged": damaged_part, "heat": heat_part, "time": time_part}
+PARTS = {
+    "clean": clean_part, "paper": paper_part, "damaged": damaged_part, "heat": heat_part, "time": time_part,
+    "table": table_part,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -303,7 +368,9 @@ def main() -> None:
     chosen = options.parse_args()
     for part in chosen.parts:
         suffix = "" if chosen.device == "cpu" else f"_{chosen.device}"
-        record(f"{chosen.name}_{part}{suffix}", PARTS[part](chosen), chosen.out)
+        figures = PARTS[part](chosen)
+        if figures is not None:
+            record(f"{chosen.name}_{part}{suffix}", figures, chosen.out)
 
 
 if __name__ == "__main__":
