@@ -13,6 +13,7 @@ import warnings as _warnings
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.extension.attention import Attention
+from lamina.pde.conditions import Dirichlet, Neumann, Points, Robin
 from lamina.pde.eigen import Eigenmodes, eigenmodes
 from lamina.pde.heat import heat
 from lamina.pde.poisson import poisson
@@ -34,13 +35,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attention",
+    "Dirichlet",
     "Domain",
     "Eigenmodes",
     "Ellipsoid",
     "Implicit",
     "InputError",
     "Mesh",
+    "Neumann",
     "PointCloud",
+    "Points",
+    "Robin",
     "Solution",
     "SolveError",
     "Sphere",

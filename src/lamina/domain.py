@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -18,6 +19,9 @@ from lamina.linear.components import ComponentMean
 from lamina.progress import progress
 from lamina.quadrature import Quadrature
 from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
+from lamina.schemes.base import Scheme
+from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.seams import Seams
 from lamina.schemes.shell import READOUTS
 from lamina.schemes.trace import Trace, cut_surface
 from lamina.sizing import check_memory, check_positive, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
@@ -155,6 +159,17 @@ class Domain:
             )
             self._trace.scheme_reason = reason
         return self._trace
+
+    def cut_along(self, seams: Seams) -> CutSurface:
+        """The cells of this domain's lattice cut by its surface, split along seams."""
+        return cut_surface(self.geometry, self.lattice, seams=seams)
+
+    def with_scheme(self, scheme: Scheme) -> Domain:
+        """This domain with other operators, on the same surface and lattice."""
+        other = copy.copy(self)
+        other.scheme = scheme
+        other.readout = scheme.readout(self._own_feet())
+        return other
 
     def field(self, data: Callable[[Tensor], Tensor] | Tensor | float, name: str) -> Callable[[Tensor], Tensor]:
         """data as a function on surface points: a callable, a number, or values (m,) at `points`.

@@ -7,10 +7,13 @@ from torch import Tensor
 
 
 class ComponentMean:
-    """Weighted mean of a field over each component; weights all one unless given."""
+    """Weighted mean of a field over each component; weights all one unless given.
 
-    def __init__(self, component: Tensor, count: int, weights: Tensor | None = None):
-        self.component, self.count = component, count
+    only (count,) bool: the components whose means are to be removed, all unless given.
+    """
+
+    def __init__(self, component: Tensor, count: int, weights: Tensor | None = None, only: Tensor | None = None):
+        self.component, self.count, self.only = component, count, only
         self.weights = weights
         total = self._sum(torch.ones_like(component, dtype=torch.float64) if weights is None else weights)
         self.total = total.clamp_min(torch.finfo(total.dtype).tiny)
@@ -22,6 +25,8 @@ class ComponentMean:
     def remove(self, u: Tensor) -> Tensor:
         """u (n,) less its mean on each component."""
         mean = self(u)
+        if self.only is not None:
+            mean = torch.where(self.only, mean, 0)
         return u - (mean if self.count == 1 else mean[self.component])
 
     def _sum(self, v: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.pde.boundary import posed
+from lamina.pde.conditions import Condition
 from lamina.pde.integrators import explicit_euler, tr_bdf2
 from lamina.pde.poisson import default_tolerance
-from lamina.pde.variational import Diffusivity, variational
+from lamina.pde.variational import Diffusivity
 from lamina.progress import progress
-from lamina.schemes.base import Scheme
 from lamina.solution import Solution
 
 METHODS = ("tr-bdf2", "euler")
@@ -25,6 +26,7 @@ def heat(
     domain: Domain,
     u0: Callable[[Tensor], Tensor] | Tensor | float,
     time: float,
+    conditions: Sequence[Condition] | Condition | None = None,
     *,
     diffusivity: Diffusivity | None = None,
     times: Sequence[float] | None = None,
@@ -36,8 +38,8 @@ def heat(
 ) -> Solution:
     """Diffuse u0 for a given time: du/dt = div(diffusivity grad u), the Laplacian where no diffusivity is given.
 
-    u0: callable on (n, 3) points, values (m,) at domain.points, or a number. diffusivity: as in `poisson`.
-    times: moments in (0, time] at
+    u0: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions, diffusivity: as in `poisson`;
+    values of conditions may depend on time. times: moments in (0, time] at
     which to keep snapshots; the last moment is always kept. method: "tr-bdf2", the default, second order and L-stable,
     with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
     `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
@@ -57,15 +59,15 @@ def heat(
     if not 0 < accuracy < 1:
         raise InputError(f"accuracy must lie between 0 and 1, got {accuracy!r}.")
     start = clock.perf_counter()
-    scheme: Scheme = domain.scheme
-    if diffusivity is not None:
-        domain, scheme = variational(domain, diffusivity, "a diffusivity")
+    problem = posed(domain, conditions, diffusivity)
+    domain, scheme = problem.domain, problem.scheme
     u = scheme.sample(domain.field(u0, "the initial state"))
     with progress("heat", show_progress) as update:
         if method == "euler":
             run = explicit_euler(scheme, u, moments, steps, update)
         else:
-            run = tr_bdf2(scheme, u, moments, steps, accuracy, default_tolerance(domain, tolerance), update)
+            tolerance = default_tolerance(domain, tolerance)
+            run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, problem.load)
     return Solution(
         domain,
         torch.stack(run.snapshots),

@@ -41,10 +41,12 @@ def tr_bdf2(
     accuracy: float,
     tolerance: float,
     update: Callable[[float, str], None],
+    load: Callable[[float], Tensor] | None = None,
 ) -> Run:
     """Integrate from u at time 0 through the moments, second order, L-stable.
 
     A step from u with k1 = M^-1 A u solves (1 - d dt M^-1 A) twice, for the stages at gamma dt and at dt.
+    load(t): what is added to A u.
     steps: equal steps up to the last moment, shortened only to hit the moments; None: adapted to `accuracy`.
     """
     run = Run([])
@@ -64,7 +66,7 @@ def tr_bdf2(
                 if remaining <= proposed * (1 + 1e-9)
                 else min(proposed, remaining / 2 if fixed is None else proposed)
             )
-            new, new_slope, error = _step(scheme, u, slope, dt, tolerance, run)
+            new, new_slope, error = _step(scheme, u, slope, t, dt, tolerance, run, load)
             ratio = error / (accuracy * scale)
             if fixed is None and ratio > 1:
                 proposed = dt * _ladder(max(SHRINK, SAFETY * ratio ** (-1 / 3)))
@@ -89,13 +91,25 @@ def _ladder(factor: float) -> float:
     return LADDER ** math.floor(math.log(factor) / math.log(LADDER))
 
 
-def _step(scheme: Scheme, u: Tensor, slope: Tensor | None, dt: float, tolerance: float, run: Run):
+def _step(
+    scheme: Scheme,
+    u: Tensor,
+    slope: Tensor | None,
+    time: float,
+    dt: float,
+    tolerance: float,
+    run: Run,
+    load: Callable[[float], Tensor] | None,
+):
     """One step: the new state, its slope du/dt (reused by the next step), and the error estimate."""
 
-    def implicit(known: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-        """v = known + d dt v' and v', from (A - c M) v = -c M known with c = 1 / (d dt)."""
+    def implicit(known: Tensor, start: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+        """v = known + d dt v' and v', at a fraction of the step, from (A - c M) v = -c M known - load, c = 1 / (d dt)."""
         shift = 1 / (D * dt)
-        result = scheme.solve(-shift * scheme.mass(known), shift, tolerance=tolerance, start=start, report=None)
+        right = -shift * scheme.mass(known)
+        if load is not None:
+            right = right - load(time + fraction * dt)
+        result = scheme.solve(right, shift, tolerance=tolerance, start=start, report=None)
         check_convergence(result, tolerance, True)
         run.cycles += result.iterations
         run.residual = max(run.residual, result.residual)
@@ -103,10 +117,10 @@ def _step(scheme: Scheme, u: Tensor, slope: Tensor | None, dt: float, tolerance:
 
     if slope is None:
         # The first stage of the first step is implicit Euler's: a rough u0 has no slope worth the name.
-        _, slope = implicit(u, u)
-    _, slope2 = implicit(u + D * dt * slope, u)
+        _, slope = implicit(u, u, D)
+    _, slope2 = implicit(u + D * dt * slope, u, GAMMA)
     base = u + (W * dt) * (slope + slope2)
-    new, slope3 = implicit(base, u)
+    new, slope3 = implicit(base, u, 1.0)
     estimate = dt * (ERROR[0] * slope + ERROR[1] * slope2 + ERROR[2] * slope3)
     return new, slope3, scheme.norm(estimate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.linear.krylov import KrylovResult
-from lamina.pde.variational import Diffusivity, variational
+from lamina.pde.boundary import posed
+from lamina.pde.conditions import Condition
+from lamina.pde.variational import Diffusivity
 from lamina.progress import progress
-from lamina.schemes.base import Scheme
 from lamina.sizing import extent
 from lamina.solution import Solution
 
@@ -26,6 +27,7 @@ MEAN_TOLERANCE = 1e-3
 def poisson(
     domain: Domain,
     f: Callable[[Tensor], Tensor] | Tensor | float,
+    conditions: Sequence[Condition] | Condition | None = None,
     *,
     screening: float = 0.0,
     diffusivity: Diffusivity | None = None,
@@ -35,9 +37,10 @@ def poisson(
 ) -> Solution:
     """Solve div(diffusivity grad u) - screening u = f on the surface: the Laplacian, where no diffusivity is given.
 
-    f: callable on (n, 3) points, values (m,) at domain.points, or a number. With screening = 0 the solution
-    is fixed by zero mean on every connected component, and the mean of f there is removed (with a warning
-    when there is one to speak of). diffusivity: a positive number, values (m,) or symmetric tensors (m, 3, 3), whose
+    f: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions: a list of `Dirichlet`,
+    `Neumann` and `Robin`; where none is given, no flux leaves through a rim. With screening = 0 the solution is fixed
+    by zero mean on every connected component that no Dirichlet or Robin condition holds, and the mean of f and of the
+    flux there is removed (with a warning when there is one to speak of). diffusivity: a positive number, values (m,) or symmetric tensors (m, 3, 3), whose
     tangential part counts, at domain.points, or a callable with such values.
     tolerance: relative residual, 1e-8 or what the precision allows.
 
@@ -47,12 +50,13 @@ def poisson(
     if not (math.isfinite(screening) and screening >= 0):
         raise InputError(f"screening must be a number >= 0, got {screening!r}.")
     start = time.perf_counter()
-    scheme: Scheme = domain.scheme
-    if diffusivity is not None:
-        domain, scheme = variational(domain, diffusivity, "a diffusivity")
+    problem = posed(domain, conditions, diffusivity)
+    domain, scheme = problem.domain, problem.scheme
     tolerance = default_tolerance(domain, tolerance)
     right = domain.field(f, "the right-hand side")
     g = scheme.load(right)
+    if problem.load is not None:
+        g = g - problem.load(0.0)
     with progress("solving", show_progress) as update:
         result = scheme.solve(
             g,
@@ -110,5 +114,6 @@ def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:
     shown = ", ".join(f"{float(m):.4g}" for m in mean[:6]) + (", ..." if len(mean) > 6 else "")
     each = "" if domain.component_count == 1 else " on its components"
     return [
-        f"The right-hand side has mean {shown}{each}; it was removed, as a surface without boundary values asks for."
+        f"The right-hand side, less any flux through rims, has mean {shown}{each}; it was removed, as a surface "
+        "without boundary values asks for."
     ]

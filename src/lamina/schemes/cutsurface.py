@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.quadrature import Quadrature
+from lamina.schemes.rim import Rim, Shape, rim_points
+from lamina.schemes.seams import Sides
 from lamina.schemes.sheets import Elements
 from lamina.surfaces.base import ClosestPoints
 
@@ -37,6 +40,7 @@ class CutSurface:
     locator: Locator
     host: Tensor  # (l,) the element for each that the locator names
     conductivity: Tensor | None = None  # (q,) corrects the stiffness near singular points; None: 1
+    rim: Rim | None = None  # where the surface ends; None: nowhere
     unresolved: bool = False  # whether parts are too thin or too rough for the pieces
 
     @classmethod
@@ -60,6 +64,18 @@ class CutSurface:
         local = (quadrature.points - lattice.origin) / lattice.spacing - elements.cell[element]
         normal, flatness = mean_normals(quadrature, element, elements.active)
         return cls(lattice, elements, quadrature, element, local, normal, flatness, locator, host)
+
+    def with_rim(self, sides: Sides, shape: Shape, find: Callable[[Tensor, Tensor], Tensor]) -> CutSurface:
+        """With the sides of triangles that are its rims and seams; find(triangle, place) gives an element as cut."""
+        if not len(sides.source):
+            return self
+        points, outward, weights, inside, ends = rim_points(sides, shape)
+        element = find(sides.source.repeat_interleave(2), inside)
+        edges = ((element >= 0) & (weights > 0)).reshape(-1, 2).all(1).nonzero()[:, 0]
+        element = self.host[element]
+        local = (points - self.lattice.origin) / self.spacing - self.elements.cell[element]
+        rim = Rim(points, outward, weights, element, local, sides.curve.repeat_interleave(2), ends)
+        return replace(self, rim=rim.take(edges))
 
     @property
     def spacing(self) -> float:

@@ -44,7 +44,7 @@ def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Ten
         weights = weights * diffusivity
     for here in _chunks(cut):
         gradient = trilinear_with_gradients(cut.local[here])[1:]
-        along = torch.stack([_directional(gradient, t[here]) for t in frame], 1)  # (q, 2, 8)
+        along = torch.stack([directional(gradient, t[here]) for t in frame], 1)  # (q, 2, 8)
         flux = along * weights[here, None, None]
         if diffusivity is not None and diffusivity.ndim == 3:
             basis = torch.stack([t[here] for t in frame], 1)  # (q, 2, 3)
@@ -73,7 +73,7 @@ def _add_pieces(out: Tensor, element: Tensor, a: Tensor, b: Tensor) -> None:
     out.index_add_(0, element[::3], torch.bmm(a.transpose(1, 2), b).reshape(-1, 64))
 
 
-def _directional(gradient: Sequence[Tensor], direction: Tensor) -> Tensor:
+def directional(gradient: Sequence[Tensor], direction: Tensor) -> Tensor:
     """(n, 8) from the three components (n, 8) of the gradients and directions (n, 3)."""
     x, y, z = direction.unbind(1)
     out = gradient[0] * x[:, None]

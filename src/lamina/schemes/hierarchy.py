@@ -91,7 +91,9 @@ class ShiftedLevel:
         A = scale[:, None] * self.matrix.to_dense() * scale
         if self.shift == 0:
             root = torch.where(scale > 0, 1 / scale, 0)
-            constants = torch.nn.functional.one_hot(self.level.component).to(A) * root[:, None]
+            constants = torch.nn.functional.one_hot(self.level.component, self.mean.count).to(A) * root[:, None]
+            if self.mean.only is not None:
+                constants = constants[:, self.mean.only]
             constants = constants / constants.norm(dim=0).clamp_min(torch.finfo(A.dtype).tiny)
             A = A + constants @ constants.T
         lift = 16 * torch.finfo(A.dtype).eps

@@ -19,6 +19,7 @@ from lamina.geometry.tetrahedra import Pieces, arched_middle, clip_to_box, cut_t
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.schemes.cutsurface import SLIVER, CutSurface
 from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
+from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_set import Crossed, Function, follow, roots, value_and_gradient, values
 
@@ -27,12 +28,14 @@ CREASE_LEVELS, COS_CREASE = 2, math.cos(math.radians(25.0))
 ROUGH = 0.05  # share of the area that may turn by more than that within a piece
 
 
-def cut_level_set(surface: Implicit, lattice: Lattice, sheets: bool = True) -> CutSurface:
+def cut_level_set(
+    surface: Implicit, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS
+) -> CutSurface:
     """Cut the zero set of surface.phi."""
 
     def cut(finer: int) -> CutSurface | None:
         pieces = level_pieces(surface, lattice, finer)
-        return None if pieces is None else cut_from(pieces, lattice, SLIVER * lattice.spacing**2, sheets)
+        return None if pieces is None else cut_from(pieces, lattice, SLIVER * lattice.spacing**2, sheets, seams)
 
     return cut_thin(surface, lattice, cut)
 
@@ -81,6 +84,11 @@ class _Points:
     def normal(self) -> Tensor:
         return unit(self.gradient)
 
+    def on_rim(self, triangles: Tensor) -> Tensor:
+        """Whether the edges (t, 3) of triangles lie in a side of the box."""
+        held = self.held[triangles]
+        return (held & held.roll(-1, 1)).any(-1)
+
     def settled(self, phi: Function, reach: float) -> _Points:
         """Those on sides of the box moved to phi = 0 within them."""
         rows = self.held.any(1).nonzero()[:, 0]
@@ -117,7 +125,7 @@ def _curved(
         normal = points.normal[triangles]
         rough = _turns(normal) & (level < levels)
         six = torch.cat([points.position[triangles], middle[edge]], 1)
-        done.append(CurvedPieces(six, label, cell, normal.sum(1)).take(~rough))
+        done.append(CurvedPieces(six, label, cell, normal.sum(1), points.on_rim(triangles)).take(~rough))
         if not bool(rough.any()):
             break
         corner, edge, label, cell = triangles[rough], edge[rough], label[rough], cell[rough].repeat(4, 1)

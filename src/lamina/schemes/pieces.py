@@ -19,12 +19,15 @@ from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import components
 from lamina.quadrature import TRIANGLE_RULE, Quadrature
 from lamina.schemes.cutsurface import CutSurface, mean_normals
+from lamina.schemes.rim import Curved
+from lamina.schemes.seams import NO_SEAMS, Parts, Seams, Sides, Units
 from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
+OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
 
 
@@ -36,25 +39,52 @@ class CurvedPieces:
     edge: Tensor  # (t, 3) int64, number of the edge that each middle belongs to
     cell: Tensor  # (t, 3) int64
     outward: Tensor  # (t, 3) the side that normals look to
+    rim: Tensor  # (t, 3) bool, which edges lie on a rim
 
     def take(self, rows: Tensor) -> CurvedPieces:
-        return CurvedPieces(*(v[rows] for v in (self.six, self.edge, self.cell, self.outward)))
+        return CurvedPieces(*(v[rows] for v in vars(self).values()))
 
 
-def cut_from(pieces: CurvedPieces, lattice: Lattice, least: Tensor | float, sheets: bool) -> CutSurface:
-    """The cut surface of the pieces; connected parts of less area than `least`, one for all or (t,), are left out."""
-    quadrature = _on_curved(pieces.six, pieces.outward)
-    element_of_piece, elements = _elements(pieces)
+def cut_from(
+    pieces: CurvedPieces, lattice: Lattice, least: Tensor | float, sheets: bool, seams: Seams = NO_SEAMS
+) -> CutSurface | None:
+    """The cut surface of the pieces; connected parts of less area than `least`, one for all or (t,), are left out.
+
+    None if nothing is left of it.
+    """
+    shape = Curved(pieces.six)
+    parts, seam_sides = seams.split(shape.place, pieces.cell, pieces.outward, lattice)
+    if not len(parts.source):
+        return None
+    quadrature = _on_curved(parts, shape, pieces.outward)
+    units = Units.of(parts.source, parts.label, seams)
+    element_of_unit, elements = _elements(pieces, units)
     area = quadrature.weights.reshape(-1, 3).sum(1)
-    part = elements.component[element_of_piece]
-    whole = area.new_zeros(int(part.max()) + 1).index_add_(0, part, area)
-    real = whole[part] >= least
+    component = elements.component[element_of_unit[units.of_part]]
+    whole = area.new_zeros(int(component.max()) + 1).index_add_(0, component, area)
+    real = whole[component] >= (least[parts.source] if isinstance(least, Tensor) else least)
     if not bool(real.all()):
-        quadrature = quadrature.take(real.repeat_interleave(3))
-        element_of_piece, elements = _elements(pieces.take(real))
-    element = element_of_piece.repeat_interleave(3)
+        if not bool(real.any()):
+            return None
+        parts, quadrature = parts.take(real), quadrature.take(real.repeat_interleave(3))
+        units = Units.of(parts.source, parts.label, seams)
+        element_of_unit, elements = _elements(pieces, units)
+    element = element_of_unit[units.of_part].repeat_interleave(3)
     locator = _locator(elements, quadrature, lattice, element)
-    return CutSurface.build(lattice, elements, quadrature, element, locator, sheets)
+    if seams:
+        label = torch.empty_like(elements.cell[:, 0])
+        label[element_of_unit] = units.label
+        locator = replace(locator, lattice=lattice, seams=seams, label=label)
+    cut = CutSurface.build(lattice, elements, quadrature, element, locator, sheets)
+    sides = Sides.join([_own_rim(pieces), seam_sides], pieces.six)
+    return cut.with_rim(sides, shape, units.finder(seams, pieces.cell, pieces.outward, lattice, element_of_unit))
+
+
+def _own_rim(pieces: CurvedPieces) -> Sides:
+    source, edge = pieces.rim.nonzero().unbind(1)
+    corner = torch.eye(3, dtype=pieces.six.dtype, device=source.device)
+    ends = torch.stack([corner[edge], corner[(edge + 1) % 3], corner[(edge + 2) % 3]], 1)
+    return Sides(source, ends, torch.full_like(source, -1))
 
 
 def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface | None]) -> CutSurface:
@@ -94,18 +124,21 @@ def _missed(surface: Surface, cut: CutSurface) -> tuple[float, bool]:
     return float((~found).double().mean()), len(pairs) > len(torch.unique(pairs[:, 0]))
 
 
-def _elements(pieces: CurvedPieces) -> tuple[Tensor, Elements]:
-    """Element of each triangle: triangles of one cell that share edges; glue where an edge joins two cells."""
+def _elements(pieces: CurvedPieces, units: Units) -> tuple[Tensor, Elements]:
+    """Element of each unit: those of one cell that share edges; glue where an edge joins two cells."""
     flat = pieces.edge.reshape(-1)
     order = torch.argsort(flat, stable=True)
     same = flat[order][1:] == flat[order][:-1]
     a, b = (torch.div(order, 3, rounding_mode="floor")[s] for s in (slice(None, -1), slice(1, None)))
-    a, b = a[same], b[same]
-    inside = (pieces.cell[a] == pieces.cell[b]).all(1)
-    element = components(len(pieces.cell), a[inside], b[inside])
+    a, b = units.pairs(a[same], b[same])
+    own = pieces.cell[units.triangle]
+    inside = (own[a] == own[b]).all(1)
+    # Within a cell a seam lies between any two labels.
+    joined = inside & (units.label[a] == units.label[b])
+    element = components(len(own), a[joined], b[joined])
     count = int(element.max()) + 1
     cell = torch.empty(count, 3, dtype=torch.int64, device=flat.device)
-    cell[element] = pieces.cell
+    cell[element] = own
     a, b = element[a[~inside]], element[b[~inside]]
     step = cell[b] - cell[a]
     backwards = step.sum(1) < 0
@@ -113,23 +146,17 @@ def _elements(pieces: CurvedPieces) -> tuple[Tensor, Elements]:
     return element, Elements(cell, distinct_glue(a, b, step.abs().argmax(1), count), count)
 
 
-def _on_curved(six: Tensor, outward: Tensor) -> Quadrature:
-    """Three points on each six-node triangle (t, 6, 3): x(b) = sum_i b_i (2 b_i - 1) p_i + sum 4 b_i b_j m_ij."""
-    bary = torch.tensor(TRIANGLE_RULE, dtype=six.dtype, device=six.device)  # (3, 3)
-    b0, b1, b2 = bary.unbind(1)
-    shape = torch.stack(
-        [b0 * (2 * b0 - 1), b1 * (2 * b1 - 1), b2 * (2 * b2 - 1), 4 * b0 * b1, 4 * b1 * b2, 4 * b2 * b0], 1
-    )
-    zero = torch.zeros_like(b0)
-    along1 = torch.stack([1 - 4 * b0, 4 * b1 - 1, zero, 4 * (b0 - b1), 4 * b2, -4 * b2], 1)
-    along2 = torch.stack([1 - 4 * b0, zero, 4 * b2 - 1, -4 * b1, 4 * b1, 4 * (b0 - b2)], 1)
-    points = torch.einsum("qs,tsd->tqd", shape, six).reshape(-1, 3)
-    u, v = (torch.einsum("qs,tsd->tqd", d, six).reshape(-1, 3) for d in (along1, along2))
-    normal = torch.linalg.cross(u, v)
+def _on_curved(parts: Parts, shape: Curved, outward: Tensor) -> Quadrature:
+    """Three points on each part of the six-node triangles."""
+    rule = torch.tensor(TRIANGLE_RULE, dtype=outward.dtype, device=outward.device)  # (3, 3)
+    source = parts.source.repeat_interleave(3)
+    bary = (rule @ parts.corners).reshape(-1, 3)
+    a, b, c = (parts.corners[:, i].repeat_interleave(3, 0) for i in range(3))
+    normal = torch.linalg.cross(shape.along(source, bary, b - a), shape.along(source, bary, c - a))
     length = normal.norm(dim=1)
-    normal = normal / length.clamp_min(torch.finfo(six.dtype).tiny)[:, None]
-    side = dot(normal, outward.repeat_interleave(3, 0))[:, None]
-    return Quadrature(points, torch.where(side < 0, -normal, normal), length / 6)
+    normal = normal / length.clamp_min(torch.finfo(length.dtype).tiny)[:, None]
+    side = dot(normal, outward[source])[:, None]
+    return Quadrature(shape.place(source, bary), torch.where(side < 0, -normal, normal), length / 6)
 
 
 # From points on the surface to elements
@@ -152,6 +179,9 @@ class CellLocator:
     order: Tensor  # (e,) element at each place of `key`
     centre: Tensor  # (e, 3) in units of cells
     normal: Tensor  # (e, 3)
+    lattice: Lattice | None = None
+    seams: Seams = NO_SEAMS
+    label: Tensor | None = None  # (e,) where there are seams
 
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
         """Element (n,) of the best sheet in the cell, or in its neighbours, or failing that not far; -1: none."""
@@ -163,6 +193,9 @@ class CellLocator:
         best = torch.full((len(cell),), torch.inf, dtype=coordinate.dtype, device=cell.device)
         element = torch.full((len(cell),), -1, dtype=torch.int64, device=cell.device)
         facing = torch.zeros_like(element, dtype=torch.bool)
+        label = None
+        if self.label is not None and self.lattice is not None:
+            label = self.seams.label(feet.points, cell, feet.normals, self.lattice)
         for radius, offsets in enumerate(_SHELLS):
             # A sheet that faces the other way is not the one that the foot lies on: it will do if there is no other.
             rows = (~facing).nonzero()[:, 0]
@@ -179,9 +212,13 @@ class CellLocator:
                     away = (coordinate[at] - self.centre[found]).norm(dim=1)
                     turned = 1 - dot(self.normal[found], feet.normals[at])
                     cost = away + turned + radius
+                    right = turned < 1
+                    if label is not None and self.label is not None:
+                        other = ~self.seams.compatible(label[at], self.label[found])
+                        cost, right = cost + OTHER_SIDE * other, right & ~other
                     better = cost < best[at]
                     best[at[better]], element[at[better]] = cost[better], found[better]
-                    facing[at] |= turned < 1
+                    facing[at] |= right
         return element
 
     def _farther(self, coordinate: Tensor, feet: ClosestPoints, element: Tensor) -> Tensor:

@@ -17,12 +17,14 @@ class Symmetric:
     """M du/dt = -K u + load, K and M symmetric, K 1 = 0: so the sum of M u is conserved, component by component.
 
     levels: the hierarchy, finest first. component_count c: the unknowns belong to components 0, ..., c - 1.
+    free (c,) bool: on which of them K 1 = 0; where boundary conditions hold values it is not, and nothing is conserved.
     """
 
     smoother = SMOOTHER
 
-    def __init__(self, levels: list[TraceLevel], component_count: int):
+    def __init__(self, levels: list[TraceLevel], component_count: int, free: Tensor | None = None):
         self.levels = levels
+        self.free = None if free is None or bool(free.all()) else free
         self.component = levels[0].component
         self.component_count = component_count
         self._shifted = Shifted(self._shift)
@@ -87,7 +89,7 @@ class Symmetric:
         )
         u = self.without_mean(result.solution)
         if shift:
-            u = u - (self._component_sums(g) / (shift * self.area))[self.component]
+            u = u - self._on_free(self._component_sums(g) / (shift * self.area))[self.component]
         return KrylovResult(u, result.iterations, result.residual, result.converged)
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
@@ -95,22 +97,26 @@ class Symmetric:
         return self._shifted.levels(shift)
 
     def _shift(self, shift: float) -> list[ShiftedLevel]:
-        means = [ComponentMean(level.component, self.component_count) for level in self.levels]
+        means = [ComponentMean(level.component, self.component_count, only=self.free) for level in self.levels]
         return [ShiftedLevel(level, shift, mean, self.smoother) for level, mean in zip(self.levels, means, strict=True)]
 
     def compatible(self, g: Tensor) -> Tensor:
-        """g less what makes its sum on each component zero, spread like a constant f."""
-        mean = self._component_sums(g) / self.area
+        """g less what makes its sum on each free component zero, spread like a constant f."""
+        mean = self._on_free(self._component_sums(g) / self.area)
         return g - mean[self.component] * self.mass_of_one
 
     def without_mean(self, u: Tensor) -> Tensor:
-        return u - (self._component_sums(self.mass_of_one * u) / self.area)[self.component]
+        """u less its mean on each free component."""
+        return u - self._on_free(self._component_sums(self.mass_of_one * u) / self.area)[self.component]
+
+    def _on_free(self, means: Tensor) -> Tensor:
+        return means if self.free is None else torch.where(self.free, means, 0)
 
     def norm(self, u: Tensor) -> float:
         return float((torch.dot(u, self.mass(u)) / self.area.sum()).clamp_min(0).sqrt())
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
-        return self._component_sums(g) / self.area
+        return self._on_free(self._component_sums(g) / self.area)
 
     def table(self) -> list[tuple[float, int, int, int]]:
         rows = []

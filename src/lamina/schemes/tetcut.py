@@ -16,17 +16,20 @@ from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.geometry.tetrahedra import cut_tetrahedra, triangle_edges, without_pieces_beyond
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
+from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.surfaces.base import Surface
 
 FRAGMENT = 1e-3  # of its component's area
 
 
-def cut_closest_points(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurface:
+def cut_closest_points(
+    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS
+) -> CutSurface:
     """Cut a surface known by its closest points and oriented normals."""
-    return cut_thin(surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets))
+    return cut_thin(surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams))
 
 
-def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool) -> CutSurface | None:
+def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams) -> CutSurface | None:
     """The surface cut on a lattice `finer` times finer, in the cells of the given one; None if nothing is cut."""
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     band = Band.build(surface, fine, 1.75 * fine.spacing)
@@ -47,10 +50,13 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool) -> CutSur
     six = torch.cat([vertex[pieces.triangles], middle[edge]], 1)
     node = cell_node[pieces.owner]
     cell = torch.div(band.ijk[node].long(), finer, rounding_mode="floor")
-    curved = CurvedPieces(six, edge, cell, band.feet.normals[node])
+    beyond = torch.zeros_like(vertex[:, 0], dtype=torch.bool) if feet.beyond is None else feet.beyond
+    alone = torch.bincount(edge.reshape(-1))[edge] == 1
+    rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
+    curved = CurvedPieces(six, edge, cell, band.feet.normals[node], rim)
     # Where closest points jump between two sheets, scraps of a third appear between them, cut off from both.
     area = surface.areas.new_zeros(surface.component_count).index_add_(0, surface.component, surface.areas)
-    return cut_from(curved, lattice, FRAGMENT * area[band.component[node]], sheets)
+    return cut_from(curved, lattice, FRAGMENT * area[band.component[node]], sheets, seams)
 
 
 def _whole_cells(band: Band, offset: Tensor) -> tuple[Tensor, Tensor]:

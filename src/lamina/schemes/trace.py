@@ -28,6 +28,8 @@ from lamina.schemes.galerkin import consistent_mass, element_matrices, stabilisa
 from lamina.schemes.hierarchy import build_levels
 from lamina.schemes.levelcut import cut_level_set
 from lamina.schemes.meshcut import cut_mesh
+from lamina.schemes.nitsche import Asked, boundary
+from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.schemes.symmetric import Symmetric
 from lamina.schemes.tetcut import cut_closest_points
 from lamina.surfaces.base import ClosestPoints, Surface
@@ -41,12 +43,18 @@ class Trace(Symmetric):
     name = "trace"
     order = 2
 
-    def __init__(self, cut: CutSurface, diffusivity: Tensor | None = None):
-        """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given."""
+    def __init__(self, cut: CutSurface, diffusivity: Tensor | None = None, asked: Asked | None = None):
+        """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given. asked: boundary conditions."""
         self.cut, self.spacing, self.quadrature = cut, cut.spacing, cut.quadrature
         K, M = element_matrices(cut, diffusivity)
+        self.boundary = None if asked is None else boundary(cut, asked, K)
+        free = None
+        if self.boundary is not None:
+            K = K + self.boundary.matrix
+            free = torch.ones(int(cut.elements.component.max()) + 1, dtype=torch.bool, device=K.device)
+            free[cut.elements.component[: cut.elements.active][self.boundary.holds]] = False
         levels = build_levels(cut.elements, cut.spacing, K, M)
-        super().__init__(levels, int(levels[0].component.max()) + 1)
+        super().__init__(levels, int(levels[0].component.max()) + 1, free)
 
     def load(self, f: Field) -> Tensor:
         cut = self.cut
@@ -71,6 +79,11 @@ class Trace(Symmetric):
         pattern, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [element])
         return pattern.matrix(values), 1 / values[pattern.diagonal]
 
+    def boundary_load(self, g: Tensor) -> Tensor:
+        """What values g (n,) at the points of `boundary` add to A u."""
+        assert self.boundary is not None
+        return self.boundary.load(self.cut, g)
+
     def remove_mean(self, u: Tensor, mean_at_points) -> Tensor:
         return self.without_mean(u)
 
@@ -82,13 +95,14 @@ class Trace(Symmetric):
         return rows_to_csr(self.cut.elements.unknown[element].to(torch.int32), trilinear(local), self.unknowns)
 
 
-def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True) -> CutSurface:
+def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS) -> CutSurface:
     """Exact pieces for meshes, by signs for zero sets, from closest points for everything else.
 
-    sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth.
+    sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth. seams: curves along
+    which the surface is split.
     """
     if isinstance(surface, Mesh):
-        return cut_mesh(surface, lattice, sheets)
+        return cut_mesh(surface, lattice, sheets, seams)
     if isinstance(surface, Implicit):
-        return cut_level_set(surface, lattice, sheets)
-    return cut_closest_points(surface, lattice, sheets)
+        return cut_level_set(surface, lattice, sheets, seams)
+    return cut_closest_points(surface, lattice, sheets, seams)

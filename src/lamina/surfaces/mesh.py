@@ -36,7 +36,7 @@ class Mesh(Surface):
         vertices, faces = _checked(V, F)
         kept = self._usable_faces(vertices, faces)
         self.points, self.faces = vertices, kept
-        edge, first, second, self.same_vertex, self.full_angle = _face_adjacency(vertices, kept)
+        edge, first, second, self.same_vertex, self.full_angle, self.rim_edges = _face_adjacency(vertices, kept)
         component = components(len(kept), first, second)
         self._note_sides(self.same_vertex[kept])
         self.shared_edge, self.shared_first, self.shared_second = edge, first, second
@@ -197,12 +197,12 @@ def _checked(V, F) -> tuple[Tensor, Tensor]:
     return vertices.detach().cpu(), faces.detach().cpu()
 
 
-def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Edges (k, 2) where two faces meet and those faces (k,), (k,), coincident vertices taken as one.
 
     Where more than two faces meet in an edge, they are chained: each with the next. Also the first vertex (n,)
     at each vertex's position, and the angle (n,) around it in a flat surface: 2 pi, pi on a rim, infinite at
-    an edge of more than two faces.
+    an edge of more than two faces. Last, which edges (m, 3) of the faces, i from corner i to i + 1, have no other face.
     """
     _, first, same = np.unique(vertices.numpy(), axis=0, return_index=True, return_inverse=True)
     f = same.reshape(-1)[faces.numpy()]
@@ -214,6 +214,8 @@ def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Te
     meet = np.flatnonzero(as_next)
     a, b = order[meet], order[meet + 1]
     before, after = np.concatenate([[False], as_next]), np.concatenate([as_next, [False]])
+    alone = np.zeros(len(key), dtype=bool)
+    alone[order[~before & ~after]] = True
     angle = np.full(len(first), 2 * np.pi)
     angle[edges[order[~before & ~after]]] = np.pi
     angle[edges[order[before & after]]] = np.inf
@@ -224,6 +226,7 @@ def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Te
         torch.from_numpy(owner[b]),
         torch.from_numpy(first[same]),
         torch.from_numpy(angle[same]).to(vertices.dtype),
+        torch.from_numpy(alone.reshape(3, -1).T.copy()),
     )
 
 

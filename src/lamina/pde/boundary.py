@@ -1,0 +1,269 @@
+"""From conditions to a scheme that keeps them, and the values that it needs at every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lamina.domain import Domain
+from lamina.errors import InputError
+from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
+from lamina.pde.variational import Diffusivity, tensor_field, variational
+from lamina.schemes.base import Scheme
+from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.nitsche import FLUX, FREE, VALUE, Asked
+from lamina.schemes.rim import Rim
+from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
+from lamina.schemes.trace import Trace
+
+Load = Callable[[float], Tensor]  # time -> what conditions add to A u
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A domain and scheme that keep conditions."""
+
+    domain: Domain
+    scheme: Scheme
+    load: Load | None  # None where nothing was asked
+
+
+def posed(
+    domain: Domain, conditions: Sequence[Condition] | Condition | None, diffusivity: Diffusivity | None
+) -> Posed:
+    """The domain with operators that keep the conditions, with a diffusivity.
+
+    Raises InputError for conditions that hold nowhere, or two of which hold at one place.
+    """
+    asked = checked(conditions)
+    if not asked:
+        if diffusivity is None:
+            return Posed(domain, domain.scheme, None)
+        return Posed(*variational(domain, diffusivity, "a diffusivity"), None)
+    domain, _ = variational(domain, None, "boundary conditions")
+    return _on_trace(domain, asked, diffusivity)
+
+
+def _on_trace(domain: Domain, conditions: list[Condition], diffusivity: Diffusivity | None) -> Posed:
+    scheme = domain.scheme
+    assert isinstance(scheme, Trace)
+    seams, curve_of = _seams(domain, conditions)
+    cut = domain.cut_along(seams) if seams else scheme.cut
+    rim = cut.rim
+    count = 0 if rim is None else len(rim.points)
+    like = domain.points
+    condition = torch.full((count,), -1, device=like.device)
+    kind = torch.full((count,), FREE, device=like.device)
+    robin = like.new_zeros(count)
+    region = pins = None
+    for number, c in enumerate(conditions):
+        where = c.where
+        if isinstance(where, Points):
+            pins = _with_pins(domain, cut, c, number, pins)
+            continue
+        mask = _on_rim(rim, c, number, curve_of.get(number), domain)
+        if mask is None:
+            region = _with_region(cut, c, number, region)
+            continue
+        assert rim is not None
+        _refuse_overlap(condition, mask, conditions, number)
+        condition[mask] = number
+        kind[mask] = VALUE if isinstance(c, Dirichlet) else FLUX
+        if isinstance(c, Robin):
+            robin[mask] = _coefficient(domain, c)(rim.points[mask])
+    field = None if diffusivity is None else tensor_field(domain, diffusivity)
+    conductivity = None if field is None or rim is None else field(rim.points)
+    ask = Asked(condition, kind, robin, conductivity, region, *(pins or ()))
+    trace = Trace(cut, None if field is None else field(cut.quadrature.points), ask)
+    domain = domain.with_scheme(trace)
+    load = partial(_load, domain, trace, conditions)
+    if not any(depends_on_time(c.value) for c in conditions):
+        steady = load(0.0)
+        load = lambda time: steady  # noqa: E731
+    return Posed(domain, trace, load)
+
+
+def _load(domain: Domain, trace: Trace, conditions: list[Condition], time: float) -> Tensor:
+    boundary = trace.boundary
+    assert boundary is not None
+    g = torch.zeros_like(boundary.points[:, 0])
+    for number, c in enumerate(conditions):
+        rows = (boundary.condition == number).nonzero()[:, 0]
+        g[rows] = value_at(domain, c, number, boundary.points[rows], time)
+    return trace.boundary_load(g)
+
+
+def value_at(domain: Domain, c: Condition, number: int, x: Tensor, time: float) -> Tensor:
+    """The value (n,) of a condition at points x (n, 3)."""
+    name = f"the value of {_called(c, number)}"
+    value: Value = c.value
+    if callable(value):
+        function = (lambda p: value(p, time)) if depends_on_time(value) else value
+        return domain.field(function, name)(x)
+    if isinstance(c.where, Tensor) and torch.as_tensor(value).shape == (len(c.where),) != domain.points.shape[:1]:
+        return _along(torch.as_tensor(c.where).to(x), torch.as_tensor(value).to(x), x)
+    return domain.field(value, name)(x)
+
+
+def _along(line: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """Values (n,) at the feet of x (n, 3) on a polyline (k, 3), linear between those (k,) at its points."""
+    segment, t = PolylineSeam(line, torch.zeros_like(line)).nearest(x)
+    return torch.lerp(values[segment], values[segment + 1], t)
+
+
+def _called(c: Condition, number: int) -> str:
+    return f"condition {number + 1} ({c.name})"
+
+
+# Where conditions hold
+
+
+def _seams(domain: Domain, conditions: list[Condition]) -> tuple[Seams, dict[int, int]]:
+    """The curves inside the surface that conditions are given on, and the seam of each condition that has one."""
+    found: list[Seam] = []
+    curve_of: dict[int, int] = {}
+    for number, c in enumerate(conditions):
+        seam = _seam(domain, c, number)
+        if seam is not None:
+            curve_of[number] = len(found)
+            found.append(seam)
+    return Seams(tuple(found)), curve_of
+
+
+def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
+    where = c.where
+    if callable(where):
+        return None if _test(where, domain.points, c, number).dtype == torch.bool else LevelSeam(where)
+    if isinstance(where, str | int | Points):
+        return None
+    line = torch.as_tensor(where).to(domain.points)
+    if line.ndim != 2 or line.shape[1] != 3 or len(line) < 2 or not bool(torch.isfinite(line).all()):
+        raise InputError(
+            f"{_called(c, number)} holds on an array of shape {tuple(line.shape)}; give a polyline of at least two "
+            "finite points, (k, 3), or lamina.Points for single ones."
+        )
+    feet = domain.geometry.closest_points(line)
+    away = float((feet.points - line).norm(dim=1).max())
+    if away > domain.spacing:
+        raise InputError(
+            f"{_called(c, number)} holds on a polyline that runs up to {away:.3g} away from the surface, more than "
+            f"the spacing {domain.spacing:g}; give points on the surface."
+        )
+    line, normals = feet.points, feet.normals
+    if bool((torch.as_tensor(where)[0] == torch.as_tensor(where)[-1]).all()):
+        line, normals = torch.cat([line[:-1], line[:1]]), torch.cat([normals[:-1], normals[:1]])
+    distinct = torch.cat([(line[1:] != line[:-1]).any(1), torch.ones(1, dtype=torch.bool, device=line.device)])
+    return PolylineSeam(line[distinct], normals[distinct])
+
+
+def _test(where: Callable[[Tensor], Tensor], x: Tensor, c: Condition, number: int) -> Tensor:
+    """where(x), checked."""
+    found = where(x)
+    if not isinstance(found, Tensor) or found.shape != (len(x),):
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(
+            f"the place of {_called(c, number)} returned {shape} for {len(x)} points; expected a tensor of shape "
+            f"({len(x)},)."
+        )
+    return found
+
+
+def _on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None, domain: Domain) -> Tensor | None:
+    """The rim points (r,) where a condition holds; None if it means a part of the surface.
+
+    Raises InputError if there are none.
+    """
+    where = c.where
+    own = None if rim is None else rim.curve < 0
+    if curve is not None:
+        mask = None if rim is None else rim.curve == curve
+        if mask is None or not bool(mask.any()):
+            raise InputError(f"{_called(c, number)} holds on a curve that does not meet the surface; check it.")
+        return mask
+    if callable(where):
+        if rim is not None and own is not None:
+            mask = own & _test(where, rim.points, c, number)
+            if bool(mask.any()):
+                return mask
+        return None
+    if own is None or rim is None or not bool(own.any()):
+        raise InputError(
+            f"{_called(c, number)} holds on the rim, and the surface has none; give a curve on it instead."
+        )
+    if isinstance(where, str):
+        if where != "rim":
+            raise InputError(f'{_called(c, number)} holds on {where!r}; the only name known is "rim".')
+        return own
+    loops = int(rim.loop.max()) + 1
+    if not 0 <= where < loops:
+        raise InputError(
+            f"{_called(c, number)} holds on loop {where} of the rim, which has {loops}: 0 to {loops - 1}, the longest "
+            "first."
+        )
+    return rim.loop == where
+
+
+def _refuse_overlap(condition: Tensor, mask: Tensor, conditions: list[Condition], number: int) -> None:
+    twice = mask & (condition >= 0)
+    if bool(twice.any()):
+        other = int(condition[twice][0])
+        raise InputError(
+            f"{_called(conditions[other], other)} and {_called(conditions[number], number)} both hold at "
+            f"{int(twice.sum())} of {len(mask)} points of the rim; give every place one condition."
+        )
+
+
+def _with_region(cut: CutSurface, c: Condition, number: int, before: Tensor | None) -> Tensor:
+    """Conditions (q,) at the points of the surface, with one more."""
+    if not isinstance(c, Dirichlet):
+        raise InputError(f"{_called(c, number)} holds nowhere on a rim; only Dirichlet may hold on a part of a surface.")
+    mask = _test(c.where, cut.quadrature.points, c, number)
+    if not bool(mask.any()):
+        raise InputError(f"{_called(c, number)} holds nowhere on the surface or its rims; check its place.")
+    region = torch.full_like(cut.element, -1) if before is None else before
+    if bool((mask & (region >= 0)).any()):
+        other = int(region[mask & (region >= 0)][0])
+        raise InputError(
+            f"Conditions {other + 1} and {number + 1} both hold on a part of the surface; give every place one "
+            "condition."
+        )
+    region[mask] = number
+    return region
+
+
+Pins = tuple[Tensor, Tensor, Tensor]
+
+
+def _with_pins(domain: Domain, cut: CutSurface, c: Condition, number: int, before: Pins | None) -> Pins:
+    """Elements (p,), places in them (p, 3) and conditions (p,) of single points, with those of one more condition."""
+    if not isinstance(c, Dirichlet):
+        raise InputError(f"{_called(c, number)} holds at points; only Dirichlet may.")
+    points = torch.as_tensor(c.where.points).to(domain.points).reshape(-1, 3)
+    feet = domain.geometry.closest_points(points)
+    away = float((feet.points - points).norm(dim=1).max())
+    if away > domain.spacing:
+        raise InputError(
+            f"{_called(c, number)} holds at points up to {away:.3g} away from the surface, more than the spacing "
+            f"{domain.spacing:g}; give points on it."
+        )
+    element, local = cut.locate(feet)
+    new = element, local, torch.full_like(element, number)
+    return new if before is None else (
+        torch.cat([before[0], new[0]]), torch.cat([before[1], new[1]]), torch.cat([before[2], new[2]])
+    )  # fmt: skip
+
+
+def _coefficient(domain: Domain, c: Robin) -> Callable[[Tensor], Tensor]:
+    function = domain.field(c.coefficient, "the coefficient of a Robin condition")
+
+    def positive(x: Tensor) -> Tensor:
+        values = function(x)
+        if not bool((values >= 0).all()):
+            raise InputError(f"the coefficient of a Robin condition must be >= 0, got {float(values.min()):.3g}.")
+        return values
+
+    return positive

@@ -1,0 +1,127 @@
+"""Boundary conditions of the trace scheme, by Nitsche's method.
+
+For u = g on a rim with the unit tangent nu outward, K gets
+
+    - int (a d_nu u) v - int u (a d_nu v) + int beta u v,        the load - int g (a d_nu v) + int beta g v,
+
+which is consistent, symmetric, and positive for beta large enough (Nitsche 1971). How large depends on how little
+surface a cell has for its length of rim; beta is found for each element, from the largest eigenvalue of the flux
+against the stiffness in it. Neumann and Robin conditions are natural. Places inside the surface are held by a penalty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.galerkin import directional, trilinear, trilinear_with_gradients
+
+FREE, VALUE, FLUX = 0, 1, 2
+SAFE = 3.0  # beta over the eigenvalue below which it would not be positive: 2 would do
+LEAST, MOST = 4.0, 1e5  # beta dx
+REGION = 100.0  # penalty dx^2 on a part of the surface
+PIN = 1e4  # penalty at a point
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What conditions ask for; c of them, by number."""
+
+    condition: Tensor  # (r,) int64 at the points of the rim; -1: nothing
+    kind: Tensor  # (r,) FREE, VALUE or FLUX
+    robin: Tensor  # (r,) what u is multiplied with where the flux is given
+    conductivity: Tensor | None  # (r,) or (r, 3, 3), the diffusivity there
+    region: Tensor | None = None  # (q,) int64 at the quadrature points of the surface: the condition, or -1
+    pin_element: Tensor | None = None  # (p,) int64
+    pin_local: Tensor | None = None  # (p, 3)
+    pin_condition: Tensor | None = None  # (p,) int64
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Where conditions want values g (n,), what g adds to the load, and what they add to the stiffness."""
+
+    points: Tensor  # (n, 3)
+    condition: Tensor  # (n,) int64
+    element: Tensor  # (n,)
+    rows: Tensor  # (n, 8) of the load, for g = 1
+    matrix: Tensor  # (e, 8, 8)
+    holds: Tensor  # (e,) bool, whether something holds the values in an element, not just the flux
+
+    def load(self, cut: CutSurface, g: Tensor) -> Tensor:
+        out = self.rows.new_zeros(cut.elements.unknowns)
+        return out.index_add_(0, cut.elements.unknown[self.element].reshape(-1), (self.rows * g[:, None]).reshape(-1))
+
+
+def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
+    """K (e, 8, 8): stiffness of the elements, without conditions."""
+    matrix = torch.zeros_like(K)
+    holds = torch.zeros(len(K), dtype=torch.bool, device=K.device)
+    points, condition, elements, rows = [], [], [], []
+
+    def add(x: Tensor, number: Tensor, element: Tensor, phi: Tensor, scale: Tensor, flux: Tensor | None = None) -> None:
+        """scale: of phi phi^T. Values enter with the row scale phi, less the flux."""
+        row = scale[:, None] * phi
+        both = row[:, :, None] * phi[:, None, :]
+        if flux is not None:
+            mixed = phi[:, :, None] * flux[:, None, :]
+            both = both - mixed - mixed.transpose(1, 2)
+            row = row - flux
+        matrix.index_add_(0, element, both)
+        points.append(x)
+        condition.append(number)
+        elements.append(element)
+        rows.append(row)
+
+    rim, h = cut.rim, cut.spacing
+    if rim is not None and len(asked.kind):
+        value, given = ((asked.kind == k).nonzero()[:, 0] for k in (VALUE, FLUX))
+        if len(value):
+            element, w = rim.element[value], rim.weights[value]
+            phi, *gradient = trilinear_with_gradients(rim.local[value])
+            towards = rim.outward[value]
+            if asked.conductivity is not None:
+                a = asked.conductivity[value]
+                towards = a[:, None] * towards if a.ndim == 1 else torch.einsum("nij,nj->ni", a, towards)
+            flux = directional(gradient, towards) / h
+            beta = _safe_beta(element, flux, w, K, h)
+            add(rim.points[value], asked.condition[value], element, phi, w * beta, w[:, None] * flux)
+            holds[element] = True
+        if len(given):
+            element, w = rim.element[given], rim.weights[given]
+            phi, robin = trilinear(rim.local[given]), asked.robin[given]
+            matrix.index_add_(0, element, (w * robin)[:, None, None] * phi[:, :, None] * phi[:, None, :])
+            holds[element[robin > 0]] = True
+            points.append(rim.points[given])
+            condition.append(asked.condition[given])
+            elements.append(element)
+            rows.append(w[:, None] * phi)
+    if asked.region is not None:
+        here = (asked.region >= 0).nonzero()[:, 0]
+        scale = REGION / h**2 * cut.quadrature.weights[here]
+        add(cut.quadrature.points[here], asked.region[here], cut.element[here], trilinear(cut.local[here]), scale)
+        holds[cut.element[here]] = True
+    if asked.pin_element is not None and asked.pin_local is not None and asked.pin_condition is not None:
+        x = cut.lattice.position(cut.elements.cell[asked.pin_element]) + h * asked.pin_local
+        phi = trilinear(asked.pin_local)
+        add(x, asked.pin_condition, asked.pin_element, phi, torch.full_like(phi[:, 0], PIN))
+        holds[asked.pin_element] = True
+    return Boundary(torch.cat(points), torch.cat(condition), torch.cat(elements), torch.cat(rows), matrix, holds)
+
+
+def _safe_beta(element: Tensor, flux: Tensor, weights: Tensor, K: Tensor, spacing: float) -> Tensor:
+    """beta (n,) for the points of each element: SAFE times the largest eigenvalue of int flux flux^T against K."""
+    own, place = torch.unique(element, return_inverse=True)
+    outer = (weights[:, None, None] * flux[:, :, None] * flux[:, None, :]).cpu()
+    total = outer.new_zeros(len(own), 8, 8).index_add_(0, place.cpu(), outer)
+    stiffness = K[own].cpu()
+    # Constants have neither stiffness nor flux.
+    lift = 1e-9 * stiffness.diagonal(dim1=1, dim2=2).mean(1)
+    values, vectors = torch.linalg.eigh(stiffness + lift[:, None, None] * torch.eye(8, dtype=K.dtype))
+    half = vectors / values.clamp_min(torch.finfo(K.dtype).tiny).sqrt()[:, None, :]
+    scaled = half.transpose(1, 2) @ total @ half
+    largest = torch.linalg.eigvalsh(0.5 * (scaled + scaled.transpose(1, 2)))[:, -1].to(K)
+    return (SAFE * largest).clamp(LEAST / spacing, MOST / spacing)[place]

@@ -1,0 +1,114 @@
+"""The rims and seams of a cut surface, for integrals along them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from lamina.geometry.triangles import dot, unit
+from lamina.linear.graph import components
+from lamina.schemes.seams import Sides
+
+GAUSS = 0.5 - 0.5 / math.sqrt(3), 0.5 + 0.5 / math.sqrt(3)
+INSIDE = 1e-6  # of the way from a rim into its triangle: on the same side of every seam
+TOUCHING = 1e-4  # spacings between the ends of rim edges that are one
+
+
+class Shape(Protocol):
+    """Triangles by their map from barycentric coordinates."""
+
+    def place(self, source: Tensor, bary: Tensor) -> Tensor: ...
+
+    def along(self, source: Tensor, bary: Tensor, direction: Tensor) -> Tensor:
+        """Derivative (n, 3) of the position along directions (n, 3), whose sums are zero."""
+        ...
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Plane triangles."""
+
+    corners: Tensor  # (t, 3, 3)
+
+    def place(self, source: Tensor, bary: Tensor) -> Tensor:
+        return torch.einsum("ns,nsd->nd", bary, self.corners[source])
+
+    def along(self, source: Tensor, bary: Tensor, direction: Tensor) -> Tensor:
+        return torch.einsum("ns,nsd->nd", direction, self.corners[source])
+
+
+@dataclass(frozen=True)
+class Curved:
+    """Triangles through six points: corners, then the middles of edges 01, 12, 20."""
+
+    six: Tensor  # (t, 6, 3)
+
+    def place(self, source: Tensor, bary: Tensor) -> Tensor:
+        following = bary.roll(-1, 1)
+        return torch.einsum("ns,nsd->nd", torch.cat([bary * (2 * bary - 1), 4 * bary * following], 1), self.six[source])
+
+    def along(self, source: Tensor, bary: Tensor, direction: Tensor) -> Tensor:
+        mixed = bary * direction.roll(-1, 1) + direction * bary.roll(-1, 1)
+        return torch.einsum(
+            "ns,nsd->nd", torch.cat([direction * (4 * bary - 1), 4 * mixed], 1), self.six[source]
+        )
+
+
+@dataclass(frozen=True)
+class Rim:
+    """Points along rims and seams, two to an edge; those of a seam on each of its sides."""
+
+    points: Tensor  # (r, 3)
+    outward: Tensor  # (r, 3) unit tangents of the surface that lead off it, or off that side of the seam
+    weights: Tensor  # (r,)
+    element: Tensor  # (r,) int64
+    local: Tensor  # (r, 3) coordinates in the element's cell
+    curve: Tensor  # (r,) int64, number of the seam; -1: a rim of the surface itself
+    ends: Tensor  # (r / 2, 2, 3) of the edges
+
+    def take(self, edges: Tensor) -> Rim:
+        points = torch.stack([2 * edges, 2 * edges + 1], 1).reshape(-1)
+        own = (v[points] for v in (self.points, self.outward, self.weights, self.element, self.local, self.curve))
+        return Rim(*own, self.ends[edges])
+
+    @cached_property
+    def loop(self) -> Tensor:
+        """Loop (r,) that each point of the surface's own rim lies on, the longest being 0; -1 on seams."""
+        own = (self.curve[::2] < 0).nonzero()[:, 0]
+        loop = torch.full_like(self.curve, -1)
+        if not len(own):
+            return loop
+        ends = self.ends[own].reshape(-1, 3).cpu()
+        size = float((ends[0::2] - ends[1::2]).norm(dim=1).mean())
+        pairs = torch.from_numpy(cKDTree(ends.numpy()).query_pairs(TOUCHING * size, output_type="ndarray")).long()
+        number = components(len(own), *torch.div(pairs, 2, rounding_mode="floor").unbind(1)).to(loop.device)
+        length = self.weights.reshape(-1, 2).sum(1)[own]
+        total = length.new_zeros(int(number.max()) + 1).index_add_(0, number, length)
+        rank = torch.argsort(torch.argsort(total, descending=True, stable=True))
+        loop.reshape(-1, 2)[own] = rank[number][:, None]
+        return loop
+
+
+def rim_points(sides: Sides, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Points (r, 3), unit tangents outward (r, 3) and weights (r,), two to a side; places (r, 3) inside the part of the
+    surface that each belongs to; ends (r / 2, 2, 3)."""
+    source = sides.source.repeat_interleave(2)
+    a, b, third = (sides.ends[:, i].repeat_interleave(2, 0) for i in range(3))
+    t = a.new_tensor(GAUSS).repeat(len(sides.source))[:, None]
+    bary = torch.lerp(a, b, t)
+    tangent = shape.along(source, bary, b - a)
+    inward = shape.along(source, bary, third - bary)
+    length = dot(tangent, tangent).sqrt()
+    tangent = tangent / length.clamp_min(torch.finfo(length.dtype).tiny)[:, None]
+    outward = unit(dot(inward, tangent)[:, None] * tangent - inward)
+    # A chord is not the curve: only the third point surely lies on this side of a seam.
+    step = torch.where(sides.curve.repeat_interleave(2) < 0, INSIDE, 1.0).to(t)[:, None]
+    inside = shape.place(source, torch.lerp(bary, third, step))
+    ends = torch.stack([shape.place(sides.source, sides.ends[:, i]) for i in (0, 1)], 1)
+    return shape.place(source, bary), outward, length / 2, inside, ends
