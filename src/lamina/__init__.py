@@ -20,6 +20,7 @@ from lamina.pde.poisson import poisson
 from lamina.solution import Solution
 from lamina.surfaces.analytic import Ellipsoid, Sphere, Torus
 from lamina.surfaces.base import Surface
+from lamina.surfaces.clipped import clip
 from lamina.surfaces.files import load
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
@@ -53,6 +54,7 @@ __all__ = [
     "Splats",
     "Surface",
     "Torus",
+    "clip",
     "eigenmodes",
     "heat",
     "load",

@@ -43,7 +43,7 @@ class Band:
         low = ijk.amin(0) - MARGIN
         shape = ijk.amax(0) + MARGIN + 1 - low
         key, order = torch.sort(_key(ijk, feet.component, low, shape))
-        feet = ClosestPoints(*(t[order] for t in (feet.points, feet.normals, feet.component)))
+        feet = replace(feet, face=None).take(order)
         return cls(lattice, ijk[order].to(torch.int32), feet, key, low, shape)
 
     def __len__(self) -> int:
@@ -56,8 +56,7 @@ class Band:
 
     def take(self, rows: Tensor) -> Band:
         """The band of some of the nodes: a mask (n,), or indices that increase."""
-        feet = ClosestPoints(*(t[rows] for t in (self.feet.points, self.feet.normals, self.feet.component)))
-        return replace(self, ijk=self.ijk[rows], feet=feet, key=self.key[rows])
+        return replace(self, ijk=self.ijk[rows], feet=self.feet.take(rows), key=self.key[rows])
 
     @property
     def spacing(self) -> float:

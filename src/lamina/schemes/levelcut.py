@@ -20,6 +20,7 @@ from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.schemes.cutsurface import SLIVER, CutSurface
 from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
 from lamina.schemes.seams import NO_SEAMS, Seams
+from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_set import Crossed, Function, follow, roots, value_and_gradient, values
 
@@ -29,15 +30,15 @@ ROUGH = 0.05  # share of the area that may turn by more than that within a piece
 
 
 def cut_level_set(
-    surface: Implicit, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS
+    surface: Implicit, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, part: Surface | None = None
 ) -> CutSurface:
-    """Cut the zero set of surface.phi."""
+    """Cut the zero set of surface.phi; part: what is left of it, cut off by seams."""
 
     def cut(finer: int) -> CutSurface | None:
         pieces = level_pieces(surface, lattice, finer)
         return None if pieces is None else cut_from(pieces, lattice, SLIVER * lattice.spacing**2, sheets, seams)
 
-    return cut_thin(surface, lattice, cut)
+    return cut_thin(part or surface, lattice, cut)
 
 
 def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPieces | None:

@@ -23,10 +23,10 @@ FRAGMENT = 1e-3  # of its component's area
 
 
 def cut_closest_points(
-    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS
+    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, part: Surface | None = None
 ) -> CutSurface:
-    """Cut a surface known by its closest points and oriented normals."""
-    return cut_thin(surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams))
+    """Cut a surface known by its closest points and oriented normals; part: what is left of it, cut off by seams."""
+    return cut_thin(part or surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams))
 
 
 def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams) -> CutSurface | None:

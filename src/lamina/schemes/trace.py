@@ -29,10 +29,11 @@ from lamina.schemes.hierarchy import build_levels
 from lamina.schemes.levelcut import cut_level_set
 from lamina.schemes.meshcut import cut_mesh
 from lamina.schemes.nitsche import Asked, boundary
-from lamina.schemes.seams import NO_SEAMS, Seams
+from lamina.schemes.seams import NO_SEAMS, LevelSeam, Seams
 from lamina.schemes.symmetric import Symmetric
 from lamina.schemes.tetcut import cut_closest_points
 from lamina.surfaces.base import ClosestPoints, Surface
+from lamina.surfaces.clipped import Clipped
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
 
@@ -101,8 +102,11 @@ def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True, seams: 
     sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth. seams: curves along
     which the surface is split.
     """
+    part = surface
+    while isinstance(surface, Clipped):
+        surface, seams = surface.base, Seams((*seams.each, LevelSeam(surface.function, cut_off=True)))
     if isinstance(surface, Mesh):
         return cut_mesh(surface, lattice, sheets, seams)
     if isinstance(surface, Implicit):
-        return cut_level_set(surface, lattice, sheets, seams)
-    return cut_closest_points(surface, lattice, sheets, seams)
+        return cut_level_set(surface, lattice, sheets, seams, part)
+    return cut_closest_points(surface, lattice, sheets, seams, part)

@@ -27,6 +27,9 @@ class ClosestPoints:
     face: Tensor | None = None  # (n,) int64, the face of a mesh that each lies on
     beyond: Tensor | None = None  # (n,) bool, whether the foot was brought back from beyond a rim; None: nowhere
 
+    def take(self, rows: Tensor) -> ClosestPoints:
+        return ClosestPoints(*(None if v is None else v[rows] for v in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class NearNodes:
@@ -46,11 +49,13 @@ class Surface(ABC):
     facts: what else `lamina info` says of the surface, by name.
     reach: smallest medial radius, where a formula gives it; otherwise lamina.sizing measures it on the samples.
     exact: whether closest points are those of the surface itself rather than of a fit to samples.
+    open: whether it may have rims, where it ends.
     """
 
     representation: str = "surface"
     exact: bool = True
     reach: float | None = None
+    open: bool = False
     points: Tensor
     normals: Tensor
     areas: Tensor

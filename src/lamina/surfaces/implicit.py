@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -85,6 +85,13 @@ class Implicit(Sampled):
             if len(rows):
                 y[rows], normals[rows] = self._on_rim(x[rows], y[rows], guess[rows])
         return y, normals
+
+    def _feet(self, x: Tensor, guess: Tensor) -> ClosestPoints:
+        feet = super()._feet(x, guess)
+        if not self.open:
+            return feet
+        edge = ((feet.points <= self.box[0]) | (feet.points >= self.box[1])).any(1)
+        return replace(feet, beyond=edge)
 
     def _on_rim(self, x: Tensor, y: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         """Closest points on the curve where the zero set leaves the box, near feet y (n, 3) beyond it.

@@ -19,6 +19,7 @@ from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
 # Triangles longer than this share of the extent are cut for the search tree, whose balls they would bloat.
 LONGEST_PIECE = 1 / 48
+ON_EDGE = 1e-9  # of its length, from a foot to an edge that it lies on
 
 
 class Mesh(Surface):
@@ -132,6 +133,10 @@ class Mesh(Surface):
         return int(self.face_component.max()) + 1
 
     @property
+    def open(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return bool(self.rim_edges.any())
+
+    @property
     def tree(self) -> Nearest:
         if self._tree is None:
             self._tree = Nearest(self.piece, self.face_component[self.piece_face])
@@ -160,7 +165,22 @@ class Mesh(Surface):
 
     def _feet(self, piece: Tensor, point: Tensor) -> ClosestPoints:
         face = self.piece_face[piece]
-        return ClosestPoints(point, self.face_normals[face], self.face_component[face], face)
+        beyond = self._on_rim(point, face) if self.open else None
+        return ClosestPoints(point, self.face_normals[face], self.face_component[face], face, beyond)
+
+    def _on_rim(self, point: Tensor, face: Tensor) -> Tensor:
+        """Whether points (n, 3) on faces (n,) lie on an edge without another face."""
+        assert self.faces is not None
+        found = torch.zeros_like(face, dtype=torch.bool)
+        rows = self.rim_edges[face].any(1).nonzero()[:, 0]
+        corners = self.points[self.faces[face[rows]]]
+        for side in range(3):
+            along = corners[:, (side + 1) % 3] - corners[:, side]
+            across = torch.linalg.cross(point[rows] - corners[:, side], along)
+            length = dot(along, along)
+            height = (dot(across, across) / length).sqrt()
+            found[rows] |= self.rim_edges[face[rows], side] & (height <= ON_EDGE * length.sqrt())
+        return found
 
     def to(self, device=None, dtype=None) -> Mesh:
         moved = super().to(device, dtype)

@@ -66,6 +66,10 @@ class PointCloud(Surface):
         self.areas = self._share_areas()
 
     @property
+    def open(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.rims.count > 0
+
+    @property
     def rims(self) -> Rims:
         """Where the fitted surface ends, for each of its samples."""
         if self._rims is None:

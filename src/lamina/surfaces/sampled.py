@@ -64,7 +64,7 @@ class Sampled(Surface):
         feet = self._feet(x, guess)
         offset = x - feet.points
         near = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
-        return NearNodes(ijk[near], ClosestPoints(feet.points[near], feet.normals[near], component[near]))
+        return NearNodes(ijk[near], replace(feet, component=component).take(near))
 
     @property
     def nearest(self) -> Nearest:

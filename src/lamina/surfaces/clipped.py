@@ -1,0 +1,156 @@
+"""Part of a surface: where a function of space is positive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.geometry.lattice import Lattice
+from lamina.geometry.neighbours import connected_pieces, k_nearest
+from lamina.geometry.tetrahedra import clip as clip_triangles
+from lamina.geometry.triangles import dot, unit, vertex_areas
+from lamina.linear.graph import components
+from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
+from lamina.surfaces.mesh import Mesh
+from lamina.surfaces.zero_set import value_and_gradient
+
+Function = Callable[[Tensor], Tensor]
+RIM_STEPS = 30
+CAREFUL = 0.8  # of a step along the rim
+
+
+def clip(surface: Surface, function: Function) -> Surface:
+    """The part of a surface where a function of points (n, 3) is positive; it ends where the function vanishes.
+
+    Triangles of a mesh are cut, the function taken as linear in each. Any other surface keeps its own geometry.
+    Raises InputError when nothing is left.
+    """
+    if not callable(function):
+        raise InputError(f"clip needs a function of an (n, 3) tensor, got {type(function).__name__}.")
+    height = function(surface.points)
+    if not isinstance(height, Tensor) or height.shape != (len(surface.points),):
+        shape = tuple(height.shape) if isinstance(height, Tensor) else type(height).__name__
+        raise InputError(
+            f"the function to clip by returned {shape} for {len(surface.points)} points; expected a tensor of shape "
+            f"({len(surface.points)},)."
+        )
+    if not bool((height > 0).any()):
+        raise InputError("Nothing is left of the surface: the function to clip by is positive nowhere on it.")
+    return _clipped_mesh(surface, height) if isinstance(surface, Mesh) else Clipped(surface, function)
+
+
+def _clipped_mesh(mesh: Mesh, height: Tensor) -> Mesh:
+    assert mesh.faces is not None
+    cut = clip_triangles(mesh.faces, height)
+    if not len(cut.triangles):
+        raise InputError("Nothing is left of the mesh: no triangle has a part where the function is positive.")
+    a, b = mesh.points[cut.ends].unbind(1)
+    points = torch.cat([mesh.points, torch.lerp(a, b, cut.fraction[:, None])])
+    used, faces = torch.unique(cut.triangles, return_inverse=True)
+    return Mesh(points[used], faces, name=mesh.name)
+
+
+class Clipped(Surface):
+    """The part of a surface where a function is positive. Feet on the rest are brought to the rim."""
+
+    open = True
+
+    def __init__(self, base: Surface, function: Function):
+        super().__init__(base.name)
+        self.base, self.function = base, function
+        self.representation, self.exact, self.reach = base.representation, base.exact, base.reach
+        self.notes, self.facts = list(base.notes), dict(base.facts)
+        if base.faces is not None:
+            self._take_faces(base.points, base.faces)
+        else:
+            rows = (function(base.points) > 0).nonzero()[:, 0]
+            self.points, self.normals, self.areas = base.points[rows], base.normals[rows], base.areas[rows]
+            self.component = connected_pieces(self.points, self.normals)
+
+    def _take_faces(self, points: Tensor, faces: Tensor) -> None:
+        """Samples: the corners of the triangles that are left."""
+        cut = clip_triangles(faces, self.function(points))
+        a, b = points[cut.ends].unbind(1)
+        new = self.base.closest_points(torch.lerp(a, b, cut.fraction[:, None]))
+        on_rim = self._to_rim(new.points, new)
+        used, self.faces = torch.unique(cut.triangles, return_inverse=True)
+        feet = self.base.own_feet()
+        self.points = torch.cat([feet.points, on_rim.points])[used]
+        self.normals = torch.cat([feet.normals, on_rim.normals])[used]
+        self.areas = vertex_areas(self.points, self.faces)
+        i, j, k = self.faces.unbind(1)
+        self.component = components(len(used), torch.cat([i, j]), torch.cat([j, k]))
+
+    def closest_points(self, x: Tensor) -> ClosestPoints:
+        return self._brought_back(x, self.base.closest_points(x))
+
+    def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
+        near = self.base.nodes_near(lattice, radius)
+        x = lattice.position(near.ijk)
+        feet = self._brought_back(x, near.feet)
+        offset = x - feet.points
+        rows = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
+        return NearNodes(near.ijk[rows], feet.take(rows))
+
+    def own_feet(self) -> ClosestPoints:
+        return ClosestPoints(self.points, self.normals, self.component)
+
+    def sample(self, count: int, seed: int = 0) -> ClosestPoints:
+        """count random points, uniform by area: those of the whole surface that lie on this part."""
+        share = float(self.areas.sum() / self.base.areas.sum())
+        tries = count
+        while True:
+            tries = int(1.2 * tries / max(share, 1e-3)) + 100
+            feet = self.base.sample(tries, seed)
+            rows = (self.function(feet.points) > 0).nonzero()[:, 0][:count]
+            if len(rows) == count:
+                feet = feet.take(rows)
+                return replace(feet, component=self._component_of(feet.points))
+
+    def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
+        return super().interpolate(values, x)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Clipped:
+        moved = super().to(device, dtype)
+        assert isinstance(moved, Clipped)
+        moved.base = self.base.to(device, dtype)
+        return moved
+
+    def _brought_back(self, x: Tensor, feet: ClosestPoints) -> ClosestPoints:
+        beyond = self.function(feet.points) < 0
+        rows = beyond.nonzero()[:, 0]
+        if len(rows):
+            rim = self._to_rim(x[rows], feet.take(rows))
+            feet = replace(
+                feet, points=feet.points.index_copy(0, rows, rim.points),
+                normals=feet.normals.index_copy(0, rows, rim.normals),
+            )  # fmt: skip
+        before = feet.beyond
+        return replace(
+            feet, component=self._component_of(feet.points), beyond=beyond if before is None else beyond | before
+        )
+
+    def _component_of(self, points: Tensor) -> Tensor:
+        if self.component_count == 1:
+            return torch.zeros(len(points), dtype=torch.int64, device=points.device)
+        return self.component[k_nearest(self.points, 1, points)[0][:, 0]]
+
+    def _to_rim(self, x: Tensor, feet: ClosestPoints) -> ClosestPoints:
+        """Closest points of x (n, 3) on the curve where the function vanishes, from feet on the whole surface.
+
+        Newton steps to the curve, within the surface, together with steps along it towards x.
+        """
+        for _ in range(RIM_STEPS):
+            value, gradient = value_and_gradient(self.function, feet.points)
+            slope = gradient - dot(gradient, feet.normals)[:, None] * feet.normals
+            steep = dot(slope, slope).clamp_min(torch.finfo(x.dtype).tiny)
+            along = unit(torch.linalg.cross(feet.normals, slope))
+            step = -(value / steep)[:, None] * slope + (CAREFUL * dot(x - feet.points, along))[:, None] * along
+            feet = self.base.closest_points(feet.points + step)
+            if float(step.abs().max()) < 1e-12 * float(self.base.bounds.abs().max()):
+                break
+        return feet
