@@ -21,6 +21,7 @@ from lamina.quadrature import Quadrature
 from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
 from lamina.schemes.base import Scheme
 from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.rim import Rim
 from lamina.schemes.seams import Seams
 from lamina.schemes.shell import READOUTS
 from lamina.schemes.trace import Trace, cut_surface
@@ -41,6 +42,7 @@ class Domain:
     scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts), "shell" (the paper's) or "auto".
     band_radius, readout ("interpolation" or "rbf"): of the shell scheme and the learned extension; the
     radius is 4.5 dx unless given, or what the patches of a network cover.
+    rim_order: at the rims of an open surface the coupled scheme is of order 2, or, to compare with, 1.
     device, dtype: where and how to compute, float64 unless said otherwise.
     show_progress: True, False, or None for "when stderr is a terminal".
 
@@ -58,6 +60,7 @@ class Domain:
         scheme: str = "auto",
         band_radius: float | None = None,
         readout: str = "interpolation",
+        rim_order: int = 2,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
         show_progress: bool | None = None,
@@ -74,6 +77,8 @@ class Domain:
             raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
         if readout not in READOUTS:
             raise InputError(f"Unknown readout {readout!r}; known: {', '.join(READOUTS)}.")
+        if rim_order not in (1, 2):
+            raise InputError(f"rim_order must be 1 or 2, got {rim_order!r}.")
         if band_radius is not None:
             check_positive("band_radius", band_radius)
         if spacing is not None and nodes is not None:
@@ -108,7 +113,7 @@ class Domain:
         with progress("building", show_progress) as update:
             self.scheme, self._scheme_warnings = build_scheme(
                 scheme, self.geometry, self.lattice, self.order, update,
-                attention=attention, radius=band_radius, readout=readout,
+                attention=attention, radius=band_radius, readout=readout, rim_order=rim_order,
             )  # fmt: skip
             self.readout = self.scheme.readout(self._own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
@@ -138,12 +143,19 @@ class Domain:
         thin = thin_warning(self.surface, self.spacing, self.scheme.name, self._clearance)
         return [*self.geometry.notes, *self._scheme_warnings, *([thin] if thin else [])]
 
-    @cached_property
+    @property
     def quadrature(self) -> Quadrature:
         """Points, normals and weights on the surface: integrals, areas and means of fields."""
-        if isinstance(self.scheme, Trace):
-            return self.scheme.quadrature
-        return cut_surface(self.geometry, self.lattice).quadrature
+        return self._cut.quadrature
+
+    @property
+    def rim(self) -> Rim | None:
+        """Points, tangents and weights where the surface ends; None if it is closed."""
+        return self._cut.rim
+
+    @cached_property
+    def _cut(self) -> CutSurface:
+        return self.scheme.cut if isinstance(self.scheme, Trace) else cut_surface(self.geometry, self.lattice)
 
     def as_trace(self, reason: str) -> Domain:
         """This surface and grid with the trace scheme; made once."""
@@ -167,6 +179,7 @@ class Domain:
     def with_scheme(self, scheme: Scheme) -> Domain:
         """This domain with other operators, on the same surface and lattice."""
         other = copy.copy(self)
+        vars(other).pop("_cut", None)
         other.scheme = scheme
         other.readout = scheme.readout(self._own_feet())
         return other

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.geometry.neighbours import k_nearest
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
 from lamina.pde.variational import Diffusivity, tensor_field, variational
 from lamina.schemes.base import Scheme
+from lamina.schemes.coupled import Coupled
 from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.ghosts import Rule
 from lamina.schemes.nitsche import FLUX, FREE, VALUE, Asked
 from lamina.schemes.rim import Rim
 from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
@@ -44,8 +47,81 @@ def posed(
         if diffusivity is None:
             return Posed(domain, domain.scheme, None)
         return Posed(*variational(domain, diffusivity, "a diffusivity"), None)
-    domain, _ = variational(domain, None, "boundary conditions")
+    if isinstance(domain.scheme, Coupled) and diffusivity is None and _all_on_rims(domain, domain.scheme, asked):
+        return _on_coupled(domain, domain.scheme, asked)
+    domain, _ = variational(domain, None, "conditions on curves, points or parts of a surface")
     return _on_trace(domain, asked, diffusivity)
+
+
+def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> bool:
+    """Whether conditions hold on rims only."""
+    ghosts = scheme.levels[0].ghosts
+    for number, c in enumerate(conditions):
+        if callable(c.where):
+            place = domain.points if ghosts is None else ghosts.rim
+            found = _test(c.where, place, c, number)
+            if ghosts is None or found.dtype != torch.bool or not bool(found.any()):
+                return False
+        elif not isinstance(c.where, str | int):
+            return False
+    return True
+
+
+def _on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> Posed:
+    rules: list[Rule | None] = []
+    finest = torch.zeros(0, dtype=torch.int64)
+    held = torch.zeros(scheme.component_count, dtype=torch.bool, device=domain.points.device)
+    for level in scheme.levels:
+        ghosts = level.ghosts
+        if ghosts is None:
+            rules.append(None)
+            continue
+        condition = _at_places(domain, ghosts.rim, conditions, strict=not rules)
+        kind, robin = torch.full_like(condition, FREE), torch.zeros_like(ghosts.distance)
+        for number, c in enumerate(conditions):
+            mask = condition == number
+            kind[mask] = VALUE if isinstance(c, Dirichlet) else FLUX
+            if isinstance(c, Robin):
+                robin[mask] = _coefficient(domain, c)(ghosts.rim[mask])
+        if not rules:
+            finest = condition
+            held[level.band.component[ghosts.rows[(kind == VALUE) | (robin > 0)]]] = True
+        rules.append(Rule.make(ghosts, kind, robin, scheme.rim_order, VALUE, FLUX))
+    ghosts = scheme.levels[0].ghosts
+    if ghosts is None:
+        raise InputError(f"{_called(conditions[0], 0)} holds on the rim, and the surface has none; give a curve on it.")
+    new = scheme.following(rules, held)
+
+    def load(time: float) -> Tensor:
+        g = torch.zeros_like(ghosts.distance)
+        for number, c in enumerate(conditions):
+            rows = (finest == number).nonzero()[:, 0]
+            g[rows] = value_at(domain, c, number, ghosts.rim[rows], time)
+        return new.boundary_load(g)
+
+    return Posed(domain.with_scheme(new), new, _steady(load, conditions))
+
+
+def _at_places(domain: Domain, places: Tensor, conditions: list[Condition], strict: bool) -> Tensor:
+    """Number (n,) of the condition that holds at places (n, 3) on rims, -1 for none; strict: refuse bad ones."""
+    found = torch.full_like(places[:, 0], -1, dtype=torch.int64)
+    for number, c in enumerate(conditions):
+        if callable(c.where):
+            mask = _test(c.where, places, c, number)
+        elif isinstance(c.where, int):
+            rim = domain.rim
+            if rim is None:
+                mask = torch.zeros_like(found, dtype=torch.bool)
+            else:
+                _check_loop(rim, c, number)
+                mask = rim.loop[k_nearest(rim.points, 1, places)[0][:, 0]] == c.where
+        else:
+            _check_name(c, number)
+            mask = torch.ones_like(found, dtype=torch.bool)
+        if strict:
+            _refuse_overlap(found, mask, conditions, number)
+        found[mask] = number
+    return found
 
 
 def _on_trace(domain: Domain, conditions: list[Condition], diffusivity: Diffusivity | None) -> Posed:
@@ -80,11 +156,15 @@ def _on_trace(domain: Domain, conditions: list[Condition], diffusivity: Diffusiv
     ask = Asked(condition, kind, robin, conductivity, region, *(pins or ()))
     trace = Trace(cut, None if field is None else field(cut.quadrature.points), ask)
     domain = domain.with_scheme(trace)
-    load = partial(_load, domain, trace, conditions)
-    if not any(depends_on_time(c.value) for c in conditions):
-        steady = load(0.0)
-        load = lambda time: steady  # noqa: E731
-    return Posed(domain, trace, load)
+    return Posed(domain, trace, _steady(partial(_load, domain, trace, conditions), conditions))
+
+
+def _steady(load: Load, conditions: list[Condition]) -> Load:
+    """The load, found once if it does not depend on time."""
+    if any(depends_on_time(c.value) for c in conditions):
+        return load
+    steady = load(0.0)
+    return lambda time: steady
 
 
 def _load(domain: Domain, trace: Trace, conditions: list[Condition], time: float) -> Tensor:
@@ -195,16 +275,24 @@ def _on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None, domai
             f"{_called(c, number)} holds on the rim, and the surface has none; give a curve on it instead."
         )
     if isinstance(where, str):
-        if where != "rim":
-            raise InputError(f'{_called(c, number)} holds on {where!r}; the only name known is "rim".')
+        _check_name(c, number)
         return own
-    loops = int(rim.loop.max()) + 1
-    if not 0 <= where < loops:
-        raise InputError(
-            f"{_called(c, number)} holds on loop {where} of the rim, which has {loops}: 0 to {loops - 1}, the longest "
-            "first."
-        )
+    _check_loop(rim, c, number)
     return rim.loop == where
+
+
+def _check_name(c: Condition, number: int) -> None:
+    if c.where != "rim":
+        raise InputError(f'{_called(c, number)} holds on {c.where!r}; the only name known is "rim".')
+
+
+def _check_loop(rim: Rim, c: Condition, number: int) -> None:
+    loops = int(rim.loop.max()) + 1
+    if not 0 <= c.where < loops:
+        raise InputError(
+            f"{_called(c, number)} holds on loop {c.where} of the rim, which has {loops}: 0 to {loops - 1}, the "
+            "longest first."
+        )
 
 
 def _refuse_overlap(condition: Tensor, mask: Tensor, conditions: list[Condition], number: int) -> None:
@@ -220,7 +308,7 @@ def _refuse_overlap(condition: Tensor, mask: Tensor, conditions: list[Condition]
 def _with_region(cut: CutSurface, c: Condition, number: int, before: Tensor | None) -> Tensor:
     """Conditions (q,) at the points of the surface, with one more."""
     if not isinstance(c, Dirichlet):
-        raise InputError(f"{_called(c, number)} holds nowhere on a rim; only Dirichlet may hold on a part of a surface.")
+        raise InputError(f"{_called(c, number)} holds on no rim; only Dirichlet may hold on a part of a surface.")
     mask = _test(c.where, cut.quadrature.points, c, number)
     if not bool(mask.any()):
         raise InputError(f"{_called(c, number)} holds nowhere on the surface or its rims; check its place.")

@@ -104,7 +104,8 @@ def _step(
     """One step: the new state, its slope du/dt (reused by the next step), and the error estimate."""
 
     def implicit(known: Tensor, start: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-        """v = known + d dt v' and v', at a fraction of the step, from (A - c M) v = -c M known - load, c = 1 / (d dt)."""
+        """v = known + d dt v' and v', from (A - c M) v = -c M known - load, c = 1 / (d dt), the load at a fraction of
+        the step."""
         shift = 1 / (D * dt)
         right = -shift * scheme.mass(known)
         if load is not None:

@@ -40,8 +40,8 @@ def poisson(
     f: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions: a list of `Dirichlet`,
     `Neumann` and `Robin`; where none is given, no flux leaves through a rim. With screening = 0 the solution is fixed
     by zero mean on every connected component that no Dirichlet or Robin condition holds, and the mean of f and of the
-    flux there is removed (with a warning when there is one to speak of). diffusivity: a positive number, values (m,) or symmetric tensors (m, 3, 3), whose
-    tangential part counts, at domain.points, or a callable with such values.
+    flux there is removed (with a warning when there is one to speak of). diffusivity: a positive number, values (m,) or
+    symmetric tensors (m, 3, 3), whose tangential part counts, at domain.points, or a callable with such values.
     tolerance: relative residual, 1e-8 or what the precision allows.
 
     Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False

@@ -85,13 +85,14 @@ def build_scheme(
     attention: Attention | None = None,
     radius: float | None = None,
     readout: str = "interpolation",
+    rim_order: int = 2,
 ) -> tuple[Scheme, list[str]]:
     """The scheme, and what the user should know about it.
 
     attention: how to make the learned extension, where that is wanted. radius, readout: of the shell's band.
     """
     if scheme == "coupled" and attention is None:
-        return Coupled(geometry, lattice, order, update), []
+        return Coupled(geometry, lattice, order, update, rim_order), []
     if scheme in ("coupled", "shell"):
         made = Shell if scheme == "shell" else LearnedCoupled
         return _on_shell(made, geometry, lattice, update, attention, radius, readout)

@@ -17,8 +17,10 @@ Screened and implicit problems need A - c I, which is the same operator with pen
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -32,6 +34,7 @@ from lamina.linear.krylov import fgmres
 from lamina.linear.multigrid import Shifted, chebyshev_steps
 from lamina.progress import Update
 from lamina.schemes.base import Field
+from lamina.schemes.ghosts import Ghosts, Held, Rule
 from lamina.schemes.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.base import ClosestPoints, Surface
 
@@ -46,6 +49,7 @@ COARSE_LINES = Lines.NONE
 COARSEST_NODES = 1500
 DIRECT_NODES = 5000
 COARSEST_SWEEPS = 8
+HELD_SCALE = 1.5  # times gamma: rows of values that a rule gives have eigenvalues from gamma to 2 gamma
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class CoupledLevel:
     E: Tensor  # (n, n) extension
     L: Tensor  # (n, n) Cartesian Laplacian, empty rows where a neighbour is missing
     mean: ComponentMean
+    ghosts: Ghosts | None = None  # nodes beyond a rim
+    held: Held | None = None  # those of them that a rule alone gives
     to_coarse: Tensor | None = None  # (n_coarse, n) interpolation at the coarse nodes' closest points
     from_coarse: Tensor | None = None  # (n, n_coarse) interpolation at the fine nodes' closest points
 
@@ -66,7 +72,14 @@ class CoupledLevel:
 
     def apply(self, u: Tensor) -> Tensor:
         """A u = E (L u + gamma u) - gamma u."""
-        return self.E @ torch.add(self.L @ u, u, alpha=self.gamma) - self.gamma * u
+        out = self.E @ torch.add(self.L @ u, u, alpha=self.gamma) - self.gamma * u
+        if self.held is not None:
+            out[self.held.rows] = self.gamma * (self.held.E @ u - u[self.held.rows])
+        return out
+
+    def without_held(self, u: Tensor) -> Tensor:
+        """u with zeros at nodes that a rule alone gives."""
+        return u if self.held is None else u.index_fill(0, self.held.rows, 0.0)
 
 
 @dataclass(frozen=True)
@@ -79,16 +92,30 @@ class ShiftedLevel:
 
     def apply(self, u: Tensor) -> Tensor:
         u_A = self.level.apply(u)
-        return u_A if self.shift == 0 else torch.sub(u_A, u, alpha=self.shift)
+        return u_A if self.shift == 0 else torch.sub(u_A, self.level.without_held(u), alpha=self.shift)
 
     def relax(self, u: Tensor | None, g: Tensor) -> Tensor:
-        scale = diagonal(STENCIL, self.level.band.spacing) + self.shift
         steps = SMOOTHER_STEPS
+        scale = diagonal(STENCIL, self.level.band.spacing) + self.shift
+        if self.level.held is not None:
+            if u is None:
+                u, steps = -steps[0] * self._inverse * g, steps[1:]
+            for step in steps:
+                u = torch.addcmul(u, self._inverse, self.apply(u) - g, value=step)
+            return self.project(u)
         if u is None:
             u, steps = g * (-steps[0] / scale), steps[1:]
         for step in steps:
             u = torch.add(u, self.apply(u) - g, alpha=step / scale)
         return self.project(u)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """One over the scale (n,) of the rows: that of held ones has neither Laplacian nor shift."""
+        level = self.level
+        assert level.held is not None
+        scale = torch.full_like(level.band.feet.points[:, 0], diagonal(STENCIL, level.band.spacing) + self.shift)
+        return 1 / scale.index_fill(0, level.held.rows, HELD_SCALE * level.gamma)
 
     def restrict(self, residual: Tensor) -> Tensor:
         return cast(Tensor, self.level.to_coarse) @ self.project(residual)
@@ -115,12 +142,53 @@ class Coupled:
 
     name = "coupled"
 
-    def __init__(self, surface: Surface, lattice: Lattice, order: int, update: Update = lambda fraction, what: None):
-        self.order = order
+    def __init__(
+        self,
+        surface: Surface,
+        lattice: Lattice,
+        order: int,
+        update: Update = lambda fraction, what: None,
+        rim_order: int = 2,
+    ):
+        """rim_order: 2 reflects closest points through rims, 1 leaves them there."""
+        self.order, self.rim_order = order, rim_order
         self.spacing = lattice.spacing
         self.component_count = surface.component_count
-        self.levels = build_levels(surface, lattice, order, update)
+        self.levels = build_levels(surface, lattice, order, update, rim_order)
+        self.rule: Rule | None = None  # other than no flux through rims
         self._shifted = Shifted(self._shift)
+
+    def following(self, rules: list[Rule | None], held: Tensor) -> Coupled:
+        """This scheme with other rules for the ghosts of each level; held (c,) bool: the components on which they hold
+        the values of u, not just the flux."""
+        other = copy.copy(self)
+        levels = []
+        for i, (level, rule) in enumerate(zip(self.levels, rules, strict=True)):
+            mean = ComponentMean(level.band.component, self.component_count, only=None if not held.any() else ~held)
+            coarse = rules[i + 1] if i + 1 < len(rules) else None
+            new = replace(level, mean=mean)
+            if rule is not None and level.ghosts is not None:
+                rows = level.ghosts.rows
+                E = scaled_rows(level.E, rows, rule.sign)
+                new = replace(new, E=E, held=Held.of(E, rows[rule.sign <= 0]))
+                if level.from_coarse is not None:
+                    new = replace(new, from_coarse=scaled_rows(level.from_coarse, rows, rule.sign))
+            below = self.levels[i + 1].ghosts if coarse is not None else None
+            if coarse is not None and below is not None and level.to_coarse is not None:
+                new = replace(new, to_coarse=scaled_rows(level.to_coarse, below.rows, coarse.sign))
+            levels.append(new)
+        other.levels, other.rule = levels, rules[0]
+        other._shifted = Shifted(other._shift)
+        return other
+
+    def boundary_load(self, g: Tensor) -> Tensor:
+        """What values g (n,) at the ghosts of the finest level add to A u."""
+        level = self.levels[0]
+        assert self.rule is not None
+        assert level.ghosts is not None
+        out = torch.zeros_like(level.band.feet.points[:, 0])
+        out[level.ghosts.rows] = level.gamma * self.rule.gain * g
+        return out
 
     @property
     def unknowns(self) -> int:
@@ -130,10 +198,10 @@ class Coupled:
         return self.levels[0].apply(u)
 
     def mass(self, u: Tensor) -> Tensor:
-        return u
+        return self.levels[0].without_held(u)
 
     def load(self, f: Field) -> Tensor:
-        return self.levels[0].E @ self.sample(f)
+        return self.levels[0].without_held(self.levels[0].E @ self.sample(f))
 
     def sample(self, u: Field) -> Tensor:
         return u(self.levels[0].band.feet.points)
@@ -157,13 +225,18 @@ class Coupled:
 
     def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:
         mean = mean_at_points(u)
+        only = self.levels[0].mean.only
+        if only is not None:
+            mean = torch.where(only, mean, 0)
         return u - (mean if self.component_count == 1 else mean[self.levels[0].band.component])
 
     def norm(self, u: Tensor) -> float:
         return float(u.square().mean().sqrt())
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
-        return self.levels[0].mean(g - self.apply(u))
+        mean = self.levels[0].mean
+        found = mean(g - self.apply(u))
+        return found if mean.only is None else torch.where(mean.only, found, 0)
 
     def readout(self, feet: ClosestPoints) -> Tensor:
         return interpolation_matrix(self.levels[0].band, feet.points, feet.component, self.levels[0].lines)
@@ -194,22 +267,42 @@ class Coupled:
         L.diagonal().add_(level.gamma)
         A = level.E @ L
         A.diagonal().sub_(level.gamma + shift)
+        if level.held is not None:
+            rows = level.held.rows
+            A[rows] = level.gamma * level.held.E.to_dense()
+            A[rows, rows] -= level.gamma
         if shift == 0:
             ones = torch.nn.functional.one_hot(level.band.component, self.component_count).to(A)
+            if level.mean.only is not None:
+                ones = ones[:, level.mean.only]
             A = torch.cat([torch.cat([A, ones], 1), torch.cat([ones.T, A.new_zeros(ones.shape[1], ones.shape[1])], 1)])
         return torch.linalg.lu_factor(A)
 
 
-def build_levels(surface: Surface, lattice: Lattice, order: int, update: Update) -> list[CoupledLevel]:
+def scaled_rows(matrix: Tensor, rows: Tensor, factor: Tensor) -> Tensor:
+    """A CSR matrix with some rows (g,) multiplied by factors (g,)."""
+    crow = matrix.crow_indices()
+    scale = torch.ones(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
+    scale[rows] = factor
+    values = matrix.values() * scale.repeat_interleave((crow[1:] - crow[:-1]).long())
+    return torch.sparse_csr_tensor(crow, matrix.col_indices(), values, matrix.shape, check_invariants=False)
+
+
+def build_levels(
+    surface: Surface, lattice: Lattice, order: int, update: Update, rim_order: int = 2
+) -> list[CoupledLevel]:
     """Bands of spacing dx, 2dx, 4dx, ... until one is small enough for a direct solve.
 
     Coarse levels only correct, so they are second order whatever the finest is.
     """
-    bands, kinds = [], []
+    bands, kinds, ghosts = [], [], []
     lines = LINES[order]
     while True:
         update(0.5 - 0.5 ** (len(bands) + 1), f"closest points at spacing {lattice.spacing:.3g}")
-        bands.append(Band.build(surface, lattice, band_radius(lattice.spacing, lines, STENCIL // 2)))
+        band = Band.build(surface, lattice, band_radius(lattice.spacing, lines, STENCIL // 2))
+        band, beyond = Ghosts.of(surface, band, rim_order)
+        bands.append(band)
+        ghosts.append(beyond)
         kinds.append(lines)
         if len(bands[-1]) <= COARSEST_NODES or (len(bands) > 2 and len(bands[-1]) > 0.6 * len(bands[-2])):
             break
@@ -226,6 +319,7 @@ def build_levels(surface: Surface, lattice: Lattice, order: int, update: Update)
                 E=interpolation_matrix(band, feet.points, feet.component, lines),
                 L=laplacian_matrix(band, STENCIL),
                 mean=ComponentMean(band.component, surface.component_count),
+                ghosts=ghosts[i],
                 to_coarse=None if coarse is None else _transfer(band, coarse),
                 from_coarse=None if coarse is None else _transfer(coarse, band),
             )

@@ -20,7 +20,6 @@ from lamina.schemes.sheets import Elements, distinct_glue
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 
-
 ON_RIM = 1e-7  # cells from an edge of the mesh
 
 

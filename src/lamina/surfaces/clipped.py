@@ -111,9 +111,6 @@ class Clipped(Surface):
                 feet = feet.take(rows)
                 return replace(feet, component=self._component_of(feet.points))
 
-    def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
-        return super().interpolate(values, x)
-
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Clipped:
         moved = super().to(device, dtype)
         assert isinstance(moved, Clipped)
@@ -124,7 +121,9 @@ class Clipped(Surface):
         beyond = self.function(feet.points) < 0
         rows = beyond.nonzero()[:, 0]
         if len(rows):
-            rim = self._to_rim(x[rows], feet.take(rows))
+            # From the nearest sample of what is left: the foot on the rest may be far from any rim.
+            start = self.own_feet().take(k_nearest(self.points, 1, x[rows])[0][:, 0])
+            rim = self._to_rim(x[rows], start)
             feet = replace(
                 feet, points=feet.points.index_copy(0, rows, rim.points),
                 normals=feet.normals.index_copy(0, rows, rim.normals),

@@ -169,17 +169,22 @@ class Mesh(Surface):
         return ClosestPoints(point, self.face_normals[face], self.face_component[face], face, beyond)
 
     def _on_rim(self, point: Tensor, face: Tensor) -> Tensor:
-        """Whether points (n, 3) on faces (n,) lie on an edge without another face."""
+        """Whether points (n, 3) on faces (n,) lie on an edge without another face, or at its ends."""
         assert self.faces is not None
+        at_rim = torch.zeros_like(self.points[:, 0], dtype=torch.bool)
+        edges = torch.stack([self.faces, self.faces.roll(-1, 1)], -1)[self.rim_edges]
+        at_rim[self.same_vertex[edges]] = True
+        at_corner = at_rim[self.same_vertex[self.faces]]  # (f, 3)
         found = torch.zeros_like(face, dtype=torch.bool)
-        rows = self.rim_edges[face].any(1).nonzero()[:, 0]
-        corners = self.points[self.faces[face[rows]]]
+        rows = at_corner[face].any(1).nonzero()[:, 0]
+        corners, face = self.points[self.faces[face[rows]]], face[rows]
         for side in range(3):
-            along = corners[:, (side + 1) % 3] - corners[:, side]
-            across = torch.linalg.cross(point[rows] - corners[:, side], along)
+            along, arm = corners[:, (side + 1) % 3] - corners[:, side], point[rows] - corners[:, side]
+            across = torch.linalg.cross(arm, along)
             length = dot(along, along)
-            height = (dot(across, across) / length).sqrt()
-            found[rows] |= self.rim_edges[face[rows], side] & (height <= ON_EDGE * length.sqrt())
+            near = ON_EDGE**2 * length
+            found[rows] |= self.rim_edges[face, side] & (dot(across, across) <= near * length)
+            found[rows] |= at_corner[face, side] & (dot(arm, arm) <= near)
         return found
 
     def to(self, device=None, dtype=None) -> Mesh:
