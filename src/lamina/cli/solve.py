@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lamina.cli.conditions import ClipOpt, DirichletOpt, NeumannOpt, RobinOpt, conditions
 from lamina.cli.options import (
     Activation,
     As,
@@ -53,6 +54,10 @@ def solve_poisson(
     exact: Exact = None,
     screening: Annotated[float, typer.Option(help="c in Laplacian(u) - c u = f.")] = 0.0,
     tolerance: Annotated[float | None, typer.Option(help="Relative residual to reach.")] = None,
+    dirichlet: DirichletOpt = None,
+    neumann: NeumannOpt = None,
+    robin: RobinOpt = None,
+    clip: ClipOpt = None,
     spacing: Spacing = None,
     nodes: Nodes = None,
     order: Order = None,
@@ -85,14 +90,16 @@ def solve_poisson(
     f, true = parse(rhs), None if exact is None else parse(exact)
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
-        surface, form, samples, noise, seed, said=said, spacing=spacing, nodes=nodes, order=order, extension=extension,
-        scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
-        dtype=dtype.value,
+        surface, form, samples, noise, seed, said=said, clip=clip, spacing=spacing, nodes=nodes, order=order,
+        extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
+        device=device.value, dtype=dtype.value,
     )  # fmt: skip
-    u = poisson(domain, f, screening=screening, tolerance=tolerance, show_progress=run.progress)
+    held = conditions(dirichlet, neumann, robin)
+    u = poisson(domain, f, held, screening=screening, tolerance=tolerance, show_progress=run.progress)
     if true is not None:
-        run.add_errors(u.values, true(run.true_points), remove_mean=screening == 0)
-    run.finish(u, {"rhs": rhs, "exact": exact, "screening": screening})
+        run.add_errors(u.values, true(run.true_points), remove_mean=screening == 0 and not (dirichlet or robin))
+    asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
+    run.finish(u, {"rhs": rhs, "exact": exact, "screening": screening, **_given(asked)})
 
 
 @solve.command("heat")
@@ -108,6 +115,10 @@ def solve_heat(
     accuracy: Annotated[float, typer.Option(help="Error of an adaptive step over the range of u.")] = 1e-5,
     method: Annotated[str | None, typer.Option(help="tr-bdf2 or euler (explicit; the shell scheme's).")] = None,
     tolerance: Annotated[float | None, typer.Option(help="Relative residual of each linear solve.")] = None,
+    dirichlet: DirichletOpt = None,
+    neumann: NeumannOpt = None,
+    robin: RobinOpt = None,
+    clip: ClipOpt = None,
     spacing: Spacing = None,
     nodes: Nodes = None,
     order: Order = None,
@@ -142,19 +153,24 @@ def solve_heat(
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
-        surface, form, samples, noise, seed, said=said, spacing=spacing, nodes=nodes, order=order, extension=extension,
-        scheme=scheme, weights=weights, band_radius=band_radius, readout=readout, device=device.value,
-        dtype=dtype.value,
+        surface, form, samples, noise, seed, said=said, clip=clip, spacing=spacing, nodes=nodes, order=order,
+        extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
+        device=device.value, dtype=dtype.value,
     )  # fmt: skip
     moments = [time_ * (i + 1) / snapshots for i in range(snapshots)]
     u = heat(
-        domain, start, time_, times=moments, steps=steps, accuracy=accuracy, method=method, tolerance=tolerance,
-        show_progress=run.progress,
+        domain, start, time_, conditions(dirichlet, neumann, robin), times=moments, steps=steps, accuracy=accuracy,
+        method=method, tolerance=tolerance, show_progress=run.progress,
     )  # fmt: skip
     if true is not None:
         for moment, values in zip(u.times, u.snapshots, strict=True):
             run.add_errors(values, true(run.true_points, t=moment), time=moment)
-    run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method})
+    asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
+    run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method, **_given(asked)})
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def info(
@@ -202,6 +218,7 @@ class _Run:
         seed: int,
         *,
         said: dict[str, Any],
+        clip: str | None,
         dtype: str,
         extension: Any,
         weights: Path | None,
@@ -210,7 +227,9 @@ class _Run:
         import torch
 
         from lamina.domain import Domain
+        from lamina.expression import parse
         from lamina.extension.attention import Attention
+        from lamina.surfaces.clipped import clip as clipped
         from lamina.surfaces.files import load
 
         if weights is not None:
@@ -218,6 +237,8 @@ class _Run:
                 raise InputError(f"--weights goes with --extension attention, not with {extension}.")
             extension = Attention(weights)
         surface = load(name, **said)
+        if clip is not None:
+            surface = clipped(surface, parse(clip))
         original = surface
         if form is not None:
             surface = sampled(surface, samples, noise, seed)

@@ -57,9 +57,8 @@ def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -
     """Whether conditions hold on rims only."""
     ghosts = scheme.levels[0].ghosts
     for number, c in enumerate(conditions):
-        if callable(c.where):
-            place = domain.points if ghosts is None else ghosts.rim
-            found = _test(c.where, place, c, number)
+        if c.test is not None:
+            found = _test(c.test, domain.points if ghosts is None else ghosts.rim, c, number)
             if ghosts is None or found.dtype != torch.bool or not bool(found.any()):
                 return False
         elif not isinstance(c.where, str | int):
@@ -106,8 +105,8 @@ def _at_places(domain: Domain, places: Tensor, conditions: list[Condition], stri
     """Number (n,) of the condition that holds at places (n, 3) on rims, -1 for none; strict: refuse bad ones."""
     found = torch.full_like(places[:, 0], -1, dtype=torch.int64)
     for number, c in enumerate(conditions):
-        if callable(c.where):
-            mask = _test(c.where, places, c, number)
+        if c.test is not None:
+            mask = _test(c.test, places, c, number)
         elif isinstance(c.where, int):
             rim = domain.rim
             if rim is None:
@@ -216,8 +215,8 @@ def _seams(domain: Domain, conditions: list[Condition]) -> tuple[Seams, dict[int
 
 def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
     where = c.where
-    if callable(where):
-        return None if _test(where, domain.points, c, number).dtype == torch.bool else LevelSeam(where)
+    if c.test is not None:
+        return None if _test(c.test, domain.points, c, number).dtype == torch.bool else LevelSeam(c.test)
     if isinstance(where, str | int | Points):
         return None
     line = torch.as_tensor(where).to(domain.points)
@@ -264,9 +263,9 @@ def _on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None, domai
         if mask is None or not bool(mask.any()):
             raise InputError(f"{_called(c, number)} holds on a curve that does not meet the surface; check it.")
         return mask
-    if callable(where):
+    if c.test is not None:
         if rim is not None and own is not None:
-            mask = own & _test(where, rim.points, c, number)
+            mask = own & _test(c.test, rim.points, c, number)
             if bool(mask.any()):
                 return mask
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -47,6 +47,11 @@ class Condition:
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    @property
+    def test(self) -> Callable[[Tensor], Tensor] | None:
+        """`where`, if it is a function."""
+        return cast("Callable[[Tensor], Tensor]", self.where) if callable(self.where) else None
 
 
 class Dirichlet(Condition):

@@ -60,6 +60,8 @@ def heat(
         raise InputError(f"accuracy must lie between 0 and 1, got {accuracy!r}.")
     start = clock.perf_counter()
     problem = posed(domain, conditions, diffusivity)
+    if problem.load is not None and method == "euler":
+        raise InputError('Explicit steps know no boundary conditions; use method="tr-bdf2".')
     domain, scheme = problem.domain, problem.scheme
     u = scheme.sample(domain.field(u0, "the initial state"))
     with progress("heat", show_progress) as update:

@@ -231,7 +231,7 @@ class Coupled:
         return u - (mean if self.component_count == 1 else mean[self.levels[0].band.component])
 
     def norm(self, u: Tensor) -> float:
-        return float(u.square().mean().sqrt())
+        return float(self.levels[0].without_held(u).square().mean().sqrt())
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         mean = self.levels[0].mean

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from lamina.geometry.triangles import dot, unit
@@ -74,8 +74,10 @@ class Rim:
 
     def take(self, edges: Tensor) -> Rim:
         points = torch.stack([2 * edges, 2 * edges + 1], 1).reshape(-1)
-        own = (v[points] for v in (self.points, self.outward, self.weights, self.element, self.local, self.curve))
-        return Rim(*own, self.ends[edges])
+        return Rim(
+            self.points[points], self.outward[points], self.weights[points], self.element[points], self.local[points],
+            self.curve[points], self.ends[edges],
+        )  # fmt: skip
 
     @cached_property
     def loop(self) -> Tensor:
@@ -86,7 +88,7 @@ class Rim:
             return loop
         ends = self.ends[own].reshape(-1, 3).cpu()
         size = float((ends[0::2] - ends[1::2]).norm(dim=1).mean())
-        pairs = torch.from_numpy(cKDTree(ends.numpy()).query_pairs(TOUCHING * size, output_type="ndarray")).long()
+        pairs = torch.from_numpy(KDTree(ends.numpy()).query_pairs(TOUCHING * size, output_type="ndarray")).long()
         number = components(len(own), *torch.div(pairs, 2, rounding_mode="floor").unbind(1)).to(loop.device)
         length = self.weights.reshape(-1, 2).sum(1)[own]
         total = length.new_zeros(int(number.max()) + 1).index_add_(0, number, length)

@@ -28,7 +28,8 @@ class ClosestPoints:
     beyond: Tensor | None = None  # (n,) bool, whether the foot was brought back from beyond a rim; None: nowhere
 
     def take(self, rows: Tensor) -> ClosestPoints:
-        return ClosestPoints(*(None if v is None else v[rows] for v in vars(self).values()))
+        face, beyond = (None if v is None else v[rows] for v in (self.face, self.beyond))
+        return ClosestPoints(self.points[rows], self.normals[rows], self.component[rows], face, beyond)
 
 
 @dataclass(frozen=True)

@@ -77,12 +77,13 @@ class Clipped(Surface):
         a, b = points[cut.ends].unbind(1)
         new = self.base.closest_points(torch.lerp(a, b, cut.fraction[:, None]))
         on_rim = self._to_rim(new.points, new)
-        used, self.faces = torch.unique(cut.triangles, return_inverse=True)
+        used, faces = torch.unique(cut.triangles, return_inverse=True)
+        self.faces = faces
         feet = self.base.own_feet()
         self.points = torch.cat([feet.points, on_rim.points])[used]
         self.normals = torch.cat([feet.normals, on_rim.normals])[used]
-        self.areas = vertex_areas(self.points, self.faces)
-        i, j, k = self.faces.unbind(1)
+        self.areas = vertex_areas(self.points, faces)
+        i, j, k = faces.unbind(1)
         self.component = components(len(used), torch.cat([i, j]), torch.cat([j, k]))
 
     def closest_points(self, x: Tensor) -> ClosestPoints:
