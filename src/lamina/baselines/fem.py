@@ -117,6 +117,17 @@ class SurfaceFEM:
         u = self._solve_grounded(self.load(self.mean(f) - f))
         return u - self.mean(u)
 
+    def dirichlet(self, f: ArrayLike, held: ArrayLike, values: ArrayLike) -> Array:
+        """u (n,) with Lap u = f and u = values where held (n,) is true; other rims are free."""
+        f, g, fixed = self._field("f", f), self._field("values", values), np.asarray(held, dtype=bool)
+        if fixed.shape != g.shape or not fixed.any():
+            raise InputError(f"held must be true at some of {len(g)} vertices, got shape {fixed.shape}.")
+        free = np.flatnonzero(~fixed & (self.areas > 0))
+        u = np.where(fixed, g, 0.0)
+        right = -self.load(f) - self.stiffness @ u
+        u[free] = _factor(sp.csr_array(self.stiffness[free][:, free]), self.solver, self.tolerance)(right[free])
+        return u
+
     def heat(self, u0: ArrayLike, time: float, steps: int) -> Array:
         """u (n,) at `time` with du/dt = Lap u from u0 (n,), by `steps` equal steps of TR-BDF2.
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.quadrature import Quadrature
-from lamina.schemes.rim import Rim, Shape, rim_points
+from lamina.schemes.rim import Rim, Shape
 from lamina.schemes.seams import Sides
 from lamina.schemes.sheets import Elements
 from lamina.surfaces.base import ClosestPoints
 
 SLIVER = 0.02  # dx^2 of surface in a cell: with less, a neighbour takes it
+RIM_SLIVER = 0.1  # the same where the surface ends
 
 
 class Locator(Protocol):
@@ -52,30 +53,33 @@ class CutSurface:
         element: Tensor,
         locator: Locator,
         sheets: bool,
+        sides: Sides | None = None,
+        shape: Shape | None = None,
+        find: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> CutSurface:
-        """elements and element as cut; `sheets` False takes all sheets of a cell for one."""
+        """elements and element as cut; `sheets` False takes all sheets of a cell for one.
+
+        sides of the triangles in `shape`: the rims and seams; find(triangle, place) gives an element as cut.
+        """
         host = torch.arange(len(elements.cell), device=element.device)
         if not sheets:
             elements, host = elements.without_copies()
             element = host[element]
         area = quadrature.weights.new_zeros(len(elements.cell)).index_add_(0, element, quadrature.weights)
+        rim = None
+        if sides is not None and shape is not None and find is not None and len(sides.source):
+            rim = Rim.of(sides, shape, find)
+            # There an element that has much rim for its surface would have to be held with great force.
+            area[host[rim.element]] *= SLIVER / RIM_SLIVER
         elements, absorber = elements.absorbed(area / lattice.spacing**2, SLIVER)
         element, host = absorber[element], absorber[host]
         local = (quadrature.points - lattice.origin) / lattice.spacing - elements.cell[element]
         normal, flatness = mean_normals(quadrature, element, elements.active)
-        return cls(lattice, elements, quadrature, element, local, normal, flatness, locator, host)
-
-    def with_rim(self, sides: Sides, shape: Shape, find: Callable[[Tensor, Tensor], Tensor]) -> CutSurface:
-        """With the sides of triangles that are its rims and seams; find(triangle, place) gives an element as cut."""
-        if not len(sides.source):
-            return self
-        points, outward, weights, inside, ends = rim_points(sides, shape)
-        element = find(sides.source.repeat_interleave(2), inside)
-        edges = ((element >= 0) & (weights > 0)).reshape(-1, 2).all(1).nonzero()[:, 0]
-        element = self.host[element]
-        local = (points - self.lattice.origin) / self.spacing - self.elements.cell[element]
-        rim = Rim(points, outward, weights, element, local, sides.curve.repeat_interleave(2), ends)
-        return replace(self, rim=rim.take(edges))
+        if rim is not None:
+            held = host[rim.element]
+            place = (rim.points - lattice.origin) / lattice.spacing - elements.cell[held]
+            rim = replace(rim, element=held, local=place)
+        return cls(lattice, elements, quadrature, element, local, normal, flatness, locator, host, rim=rim)
 
     @property
     def spacing(self) -> float:

@@ -112,9 +112,6 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
     quadrature = on_polygons(pieces, pair_of_piece, normals)
     element = element_of_pair.repeat_interleave(3)
     incidence = replace(pairs, element=element_of_pair)
-    cut = CutSurface.build(lattice, elements, quadrature, element, incidence, sheets)
-    cut = replace(cut, conductivity=cone_conductivity(surface, cut))
-
     def find(piece: Tensor, x: Tensor) -> Tensor:
         here, on = all_cells[piece], all_faces[piece]
         label = seams.label(x, here, surface.face_normals[on], lattice) if seams else 0
@@ -122,7 +119,8 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
         return torch.where(at < 0, at, element_of_pair[at.clamp_min(0)])
 
     sides = rim if seam_sides is None else Sides.join([rim, seam_sides], pieces)
-    return cut.with_rim(sides, shape, find)
+    cut = CutSurface.build(lattice, elements, quadrature, element, incidence, sheets, sides, shape, find)
+    return replace(cut, conductivity=cone_conductivity(surface, cut))
 
 
 def _rim_edges(surface: Mesh, pieces: Tensor, face: Tensor, spacing: float) -> Sides:

@@ -20,7 +20,7 @@ from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.galerkin import directional, trilinear, trilinear_with_gradients
 
 FREE, VALUE, FLUX = 0, 1, 2
-SAFE = 3.0  # beta over the eigenvalue below which it would not be positive: 2 would do
+SAFE = 2.5  # beta over the largest eigenvalue: with less than 2 it might not be positive
 LEAST, MOST = 4.0, 1e5  # beta dx
 REGION = 100.0  # penalty dx^2 on a part of the surface
 PIN = 1e4  # penalty at a point
@@ -62,19 +62,17 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
     holds = torch.zeros(len(K), dtype=torch.bool, device=K.device)
     points, condition, elements, rows = [], [], [], []
 
-    def add(x: Tensor, number: Tensor, element: Tensor, phi: Tensor, scale: Tensor, flux: Tensor | None = None) -> None:
-        """scale: of phi phi^T. Values enter with the row scale phi, less the flux."""
-        row = scale[:, None] * phi
-        both = row[:, :, None] * phi[:, None, :]
-        if flux is not None:
-            mixed = phi[:, :, None] * flux[:, None, :]
-            both = both - mixed - mixed.transpose(1, 2)
-            row = row - flux
-        matrix.index_add_(0, element, both)
+    def add(x: Tensor, number: Tensor, element: Tensor, row: Tensor) -> None:
         points.append(x)
         condition.append(number)
         elements.append(element)
         rows.append(row)
+
+    def penalise(x: Tensor, number: Tensor, element: Tensor, phi: Tensor, scale: Tensor) -> None:
+        row = scale[:, None] * phi
+        matrix.index_add_(0, element, row[:, :, None] * phi[:, None, :])
+        holds[element] = True
+        add(x, number, element, row)
 
     rim, h = cut.rim, cut.spacing
     if rim is not None and len(asked.kind):
@@ -88,35 +86,34 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
                 towards = a[:, None] * towards if a.ndim == 1 else torch.einsum("nij,nj->ni", a, towards)
             flux = directional(gradient, towards) / h
             beta = _safe_beta(element, flux, w, K, h)
-            add(rim.points[value], asked.condition[value], element, phi, w * beta, w[:, None] * flux)
+            row = w[:, None] * (beta[:, None] * phi - flux)
+            matrix.index_add_(0, element, row[:, :, None] * phi[:, None, :])
+            matrix.index_add_(0, element, -w[:, None, None] * phi[:, :, None] * flux[:, None, :])
+            add(rim.points[value], asked.condition[value], element, row)
             holds[element] = True
         if len(given):
             element, w = rim.element[given], rim.weights[given]
             phi, robin = trilinear(rim.local[given]), asked.robin[given]
             matrix.index_add_(0, element, (w * robin)[:, None, None] * phi[:, :, None] * phi[:, None, :])
             holds[element[robin > 0]] = True
-            points.append(rim.points[given])
-            condition.append(asked.condition[given])
-            elements.append(element)
-            rows.append(w[:, None] * phi)
+            add(rim.points[given], asked.condition[given], element, w[:, None] * phi)
     if asked.region is not None:
         here = (asked.region >= 0).nonzero()[:, 0]
         scale = REGION / h**2 * cut.quadrature.weights[here]
-        add(cut.quadrature.points[here], asked.region[here], cut.element[here], trilinear(cut.local[here]), scale)
-        holds[cut.element[here]] = True
+        phi = trilinear(cut.local[here])
+        penalise(cut.quadrature.points[here], asked.region[here], cut.element[here], phi, scale)
     if asked.pin_element is not None and asked.pin_local is not None and asked.pin_condition is not None:
         x = cut.lattice.position(cut.elements.cell[asked.pin_element]) + h * asked.pin_local
         phi = trilinear(asked.pin_local)
-        add(x, asked.pin_condition, asked.pin_element, phi, torch.full_like(phi[:, 0], PIN))
-        holds[asked.pin_element] = True
+        penalise(x, asked.pin_condition, asked.pin_element, phi, torch.full_like(phi[:, 0], PIN))
     return Boundary(torch.cat(points), torch.cat(condition), torch.cat(elements), torch.cat(rows), matrix, holds)
 
 
 def _safe_beta(element: Tensor, flux: Tensor, weights: Tensor, K: Tensor, spacing: float) -> Tensor:
     """beta (n,) for the points of each element: SAFE times the largest eigenvalue of int flux flux^T against K."""
     own, place = torch.unique(element, return_inverse=True)
-    outer = (weights[:, None, None] * flux[:, :, None] * flux[:, None, :]).cpu()
-    total = outer.new_zeros(len(own), 8, 8).index_add_(0, place.cpu(), outer)
+    products = (weights[:, None, None] * flux[:, :, None] * flux[:, None, :]).reshape(-1, 64)
+    total = flux.new_zeros(len(own), 64).index_add_(0, place, products).reshape(-1, 8, 8).cpu()
     stiffness = K[own].cpu()
     # Constants have neither stiffness nor flux.
     lift = 1e-9 * stiffness.diagonal(dim1=1, dim2=2).mean(1)

@@ -75,9 +75,9 @@ def cut_from(
         label = torch.empty_like(elements.cell[:, 0])
         label[element_of_unit] = units.label
         locator = replace(locator, lattice=lattice, seams=seams, label=label)
-    cut = CutSurface.build(lattice, elements, quadrature, element, locator, sheets)
     sides = Sides.join([_own_rim(pieces), seam_sides], pieces.six)
-    return cut.with_rim(sides, shape, units.finder(seams, pieces.cell, pieces.outward, lattice, element_of_unit))
+    find = units.finder(seams, pieces.cell, pieces.outward, lattice, element_of_unit)
+    return CutSurface.build(lattice, elements, quadrature, element, locator, sheets, sides, shape, find)
 
 
 def _own_rim(pieces: CurvedPieces) -> Sides:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -72,6 +73,15 @@ class Rim:
     curve: Tensor  # (r,) int64, number of the seam; -1: a rim of the surface itself
     ends: Tensor  # (r / 2, 2, 3) of the edges
 
+    @classmethod
+    def of(cls, sides: Sides, shape: Shape, find: Callable[[Tensor, Tensor], Tensor]) -> Rim:
+        """The rim along sides of the triangles in `shape`; find(triangle, place) gives the element."""
+        points, outward, weights, inside, ends = _points(sides, shape)
+        element = find(sides.source.repeat_interleave(2), inside)
+        edges = ((element >= 0) & (weights > 0)).reshape(-1, 2).all(1).nonzero()[:, 0]
+        rim = cls(points, outward, weights, element, points, sides.curve.repeat_interleave(2), ends)
+        return rim.take(edges)
+
     def take(self, edges: Tensor) -> Rim:
         points = torch.stack([2 * edges, 2 * edges + 1], 1).reshape(-1)
         return Rim(
@@ -97,7 +107,7 @@ class Rim:
         return loop
 
 
-def rim_points(sides: Sides, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _points(sides: Sides, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Points (r, 3), unit tangents outward (r, 3) and weights (r,), two to a side; places (r, 3) inside the part of the
     surface that each belongs to; ends (r / 2, 2, 3)."""
     source = sides.source.repeat_interleave(2)

@@ -38,6 +38,9 @@ from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
 
 
+RIM_SMOOTHER = 8, 80.0  # as SMOOTHER, where conditions make cells stiff
+
+
 class Trace(Symmetric):
     """The operators on a cut surface and their hierarchy. A `Scheme`."""
 
@@ -51,7 +54,7 @@ class Trace(Symmetric):
         self.boundary = None if asked is None else boundary(cut, asked, K)
         free = None
         if self.boundary is not None:
-            K = K + self.boundary.matrix
+            K, self.smoother = K + self.boundary.matrix, RIM_SMOOTHER
             free = torch.ones(int(cut.elements.component.max()) + 1, dtype=torch.bool, device=K.device)
             free[cut.elements.component[: cut.elements.active][self.boundary.holds]] = False
         levels = build_levels(cut.elements, cut.spacing, K, M)
