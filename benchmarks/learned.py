@@ -57,7 +57,6 @@ MESHES = {
     "fandisk": "meshes/fandisk",
 }
 COUNT = 20_000
-PATIENCE = 300  # seconds that one solve may take
 START, END = "<!-- tables: learned.py --parts table -->", "<!-- end of tables -->"
 EXTENSIONS = ("attention", "neural", "jet")
 DOCS = BENCHMARKS.parent / "docs" / "neural.md"
@@ -162,10 +161,13 @@ def patience(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def attempt(s: Shape, cloud: Callable[[], Surface], spacing: float, extension: str, **options: Any) -> Row:
+def attempt(
+    s: Shape, cloud: Callable[[], Surface], spacing: float, extension: str, *, longest: int = 300, **options: Any
+) -> Row:
+    """longest: seconds that it may take."""
     start = perf_counter()
     try:
-        with patience(PATIENCE):
+        with patience(longest):
             error, domain = solved(s, cloud(), spacing, extension, **options)
         row: Row = {"nrmse": error, "scheme": domain.scheme.name}
     except (InputError, SolveError, torch.linalg.LinAlgError) as reason:
@@ -182,12 +184,12 @@ def with_fixed(cloud: lamina.PointCloud, way: Way) -> lamina.PointCloud:
     return cloud
 
 
-def fixed_jets(s: Shape, points: torch.Tensor, normals: torch.Tensor | None, spacing: float, scheme: str) -> Row:
+def fixed_jets(s: Shape, points: torch.Tensor, normals: torch.Tensor | None, spacing: float, options: Any) -> Row:
     rows: Row = {}
     for way in FIXED:
         name = f"degree {way.degree}, {way.k} neighbours{', normals' if way.slopes else ''}"
         made = partial(lambda w: with_fixed(lamina.PointCloud(points, normals), w), way)
-        rows[name] = attempt(s, made, spacing, "jet", scheme=scheme)
+        rows[name] = attempt(s, made, spacing, "jet", scheme=options.scheme, longest=options.longest)
     return rows
 
 
@@ -206,10 +208,10 @@ def damaged_part(options: Any) -> dict[str, Any]:
                     if sum(r["seconds"] for r in found) > options.seconds:
                         break
                     made = partial(lamina.PointCloud, points, normals)
-                    found.append(attempt(s, made, spacing, extension, scheme=options.scheme))
+                    found.append(attempt(s, made, spacing, extension, scheme=options.scheme, longest=options.longest))
                 row[extension] = _summary(found)
             if options.fixed:
-                row["jet, fixed"] = fixed_jets(s, *clouds[0], spacing, options.scheme)
+                row["jet, fixed"] = fixed_jets(s, *clouds[0], spacing, options)
             print(case, name, _line(row), flush=True)
             record(f"{options.name}_damaged", {"count": COUNT, "scheme": options.scheme, "cases": rows}, options.out)
     return {"count": COUNT, "scheme": options.scheme, "cases": rows}
@@ -363,6 +365,7 @@ def main() -> None:
     options.add_argument("--scheme", default="auto", help="of part damaged")
     options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
     options.add_argument("--seconds", type=float, default=math.inf, help="after which a case gets no further seeds")
+    options.add_argument("--longest", type=int, default=300, help="seconds that one solve of part damaged may take")
     options.add_argument("--device", default="cpu")
     options.add_argument("--name", default="learned", help="first word of the results files")
     chosen = options.parse_args()

@@ -37,7 +37,6 @@ from lamina.surfaces.clipped import Clipped
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
 
-
 RIM_SMOOTHER = 8, 80.0  # as SMOOTHER, where conditions make cells stiff
 
 
