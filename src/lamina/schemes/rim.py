@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -88,6 +88,14 @@ class Rim:
             self.points[points], self.outward[points], self.weights[points], self.element[points], self.local[points],
             self.curve[points], self.ends[edges],
         )  # fmt: skip
+
+    def directed(self, outward: Tensor) -> Rim:
+        """With other tangents (r, 3), and as long as it is across them, which a ragged line is not."""
+        own = self.curve < 0
+        along = unit(self.ends[:, 1] - self.ends[:, 0]).repeat_interleave(2, 0)
+        across = (1 - dot(along, outward).square()).clamp_min(0).sqrt()
+        weights = torch.where(own, self.weights * across, self.weights)
+        return replace(self, outward=torch.where(own[:, None], outward, self.outward), weights=weights)
 
     @cached_property
     def loop(self) -> Tensor:

@@ -8,6 +8,8 @@ cut on a lattice 2 or 4 times finer.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,11 @@ def cut_closest_points(
     surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, part: Surface | None = None
 ) -> CutSurface:
     """Cut a surface known by its closest points and oriented normals; part: what is left of it, cut off by seams."""
-    return cut_thin(part or surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams))
+    cut = cut_thin(part or surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams))
+    if cut.rim is None:
+        return cut
+    outward = surface.rim_tangents(cut.rim.points)
+    return cut if outward is None or part is not surface else replace(cut, rim=cut.rim.directed(outward))
 
 
 def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams) -> CutSurface | None:

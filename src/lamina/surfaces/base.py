@@ -78,6 +78,11 @@ class Surface(ABC):
         """Signed distances (n,) of x (n, 3), whose feet are given, positive on the side that normals look to."""
         return dot(x - feet.points, feet.normals)
 
+    def rim_tangents(self, x: Tensor) -> Tensor | None:
+        """Unit tangents (n, 3) that lead off the surface at points x (n, 3) of its rim, where it knows them better than
+        the pieces that it is cut into."""
+        return None
+
     def own_feet(self) -> ClosestPoints:
         """`points` as points on the surface."""
         return ClosestPoints(self.points, self.normals, self.component)

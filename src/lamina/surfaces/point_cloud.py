@@ -22,6 +22,7 @@ from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
 FEWEST_POINTS, FEWEST_IN_COMPONENT = 20, 10
 WILD = 1.25  # feet farther than this many times the reach of their jet are not believed
+RIM_MEAN = 6  # samples on a rim that tell its direction
 RIM_STEPS = 4  # to bring a foot back to a rim; one is enough on a plane
 
 
@@ -64,6 +65,14 @@ class PointCloud(Surface):
         self._component, self._kept = self._find_components(kept, off, by_normals=normals is not None)
         self.component = self._component[self._unique_of]
         self.areas = self._share_areas()
+
+    def rim_tangents(self, x: Tensor) -> Tensor | None:
+        """Mean of those at the nearest samples on rims: pieces between samples are ragged."""
+        rows = torch.isfinite(self.rims.limit).nonzero()[:, 0]
+        if not len(rows):
+            return None
+        near = k_nearest(self.fit.cloud.points[rows], min(RIM_MEAN, len(rows)), x)[0]
+        return unit(self.rims.outward[rows][near].mean(1))
 
     @property
     def open(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
