@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.errors import SolveError
+
 
 @dataclass(frozen=True)
 class KrylovResult:
@@ -150,4 +152,6 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: i
         diagonal.append(along)
         beside.append(size)
     small = torch.diag(torch.stack(diagonal)) + torch.diag(torch.stack(beside[:-1]), 1)
+    if not bool(torch.isfinite(small).all()):
+        raise SolveError("The operators are not finite: the surface is too rough for them; use another spacing.")
     return float(torch.linalg.eigvalsh(small.double().cpu(), UPLO="U")[-1])

@@ -6,6 +6,7 @@ lies in their common face. Integrals are taken over the six-node triangles by a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and 
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
 OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
+FINEST = 0.5  # of the distance between samples: pieces need not be smaller
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
 
 
@@ -94,7 +96,10 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
     lattice finds no more either, and where tunnels from sheet to sheet join components or add area.
     """
     found, area, total = None, 0.0, float(surface.areas.sum())
+    apart = math.sqrt(total / len(surface.points))
     for finer in (1, 2, 4):
+        if found is not None and not surface.exact and lattice.spacing < FINEST * finer * apart:
+            break  # samples say nothing about what lies between them
         before, found = area, cut(finer) or found
         if found is None:
             continue
