@@ -29,7 +29,7 @@ MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and 
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
 OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
-FINEST = 0.5  # of the distance between samples: pieces need not be smaller
+FINEST = 0.4  # of the distance between samples: pieces need not be smaller
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
 
 
