@@ -26,6 +26,7 @@ NOISE = 1.3  # a cloud is noisy if samples lie so many times farther from their 
 ROUGHLY = 0.02  # spacings that the fits of a noisy cloud err by: more, and it is fitted again
 AGAIN = 2  # times that a noisy cloud is fitted again
 USUAL, WORSE, LOST = 0.9, 4.0, 0.2  # a fit is doubtful with so many times the error of so many, and so many spacings
+FEW = 0.01  # share of outliers from which on there may be more
 FEWEST = 4  # times as many samples as a neighbourhood has are needed for it
 
 
@@ -119,6 +120,9 @@ def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimat
             fits = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1]).facing(looks)
         fits = replace(fits, error=error)
     agreed = _agreed(fits, manner)
+    if len(kept) < (1 - FEW) * len(points):
+        # Where there are outliers some are still among the samples, and a jet would run through them.
+        manner = replace(manner, jets=ROUGH.jets)
     return Found(fits.take(agreed), kept[agreed], manner, noisy)
 
 

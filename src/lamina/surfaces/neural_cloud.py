@@ -21,7 +21,6 @@ from lamina.surfaces.point_cloud import FEWEST_IN_COMPONENT, PointCloud
 
 STEPS = 3  # from the foot on one jet to that on the blend
 FARTHEST = 2.5  # spacings from a foot to the nearest sample
-ALONE = 6.0  # times the leave-one-out error of its neighbours, and a sample is off the surface
 AROUND = 16  # samples whose leave-one-out errors judge a place
 
 
@@ -126,9 +125,7 @@ def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor]:
     squares = torch.where((jets.coefficients == 0).all(1), torch.inf, jets.height.square())
     error = squares[near[:, :AROUND]].mean(1).sqrt()
     # An infinite error of all says that samples are noisier than their neighbourhoods are wide.
-    # The jet of a sample off the surface runs through it, and its neighbours' errors hardly show that: its own does.
-    others = squares[near[:, 1:AROUND]].mean(1)
-    better = (error < bound) & (squares <= ALONE**2 * others) & (choice.error < torch.inf)
+    better = (error < bound) & (choice.error < torch.inf)
     rows = better.nonzero()[:, 0]
     jets = cloud.fit(near[rows], choice.way) if len(rows) else None
     return choice, jets, rows
