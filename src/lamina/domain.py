@@ -190,7 +190,8 @@ class Domain:
         Raises InputError when the values have the wrong shape or are not finite.
         """
         if not callable(data):
-            values = torch.as_tensor(data, device=self.points.device).to(self.points.dtype)
+            dtype = self.points.dtype if isinstance(data, int | float) else None
+            values = torch.as_tensor(data, dtype=dtype, device=self.points.device).to(self.points.dtype)
             if values.ndim == 0:
                 return lambda x: values.expand(len(x))
             if values.shape != (len(self.points),):
@@ -215,6 +216,11 @@ class Domain:
             return values
 
         return checked
+
+    def finite(self, values: Tensor, name: str) -> Tensor:
+        """values; InputError if they are not finite."""
+        _require_finite(values, name)
+        return values
 
     def evaluate(self, unknowns: Tensor, points: Tensor) -> Tensor:
         """Values (n,) of a field of unknowns at points (n, 3) on or near the surface."""

@@ -13,7 +13,7 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.geometry.neighbours import k_nearest
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
-from lamina.pde.variational import Diffusivity, tensor_field, variational
+from lamina.pde.variational import Diffusivity, on_quadrature, tensor_field, variational
 from lamina.schemes.base import Scheme
 from lamina.schemes.coupled import Coupled
 from lamina.schemes.cutsurface import CutSurface
@@ -49,7 +49,8 @@ def posed(
         return Posed(*variational(domain, diffusivity, "a diffusivity"), None)
     if isinstance(domain.scheme, Coupled) and diffusivity is None and _all_on_rims(domain, domain.scheme, asked):
         return _on_coupled(domain, domain.scheme, asked)
-    domain, _ = variational(domain, None, "conditions on curves, points or parts of a surface")
+    what = "a diffusivity" if diffusivity is not None else "conditions on curves, points or parts of a surface"
+    domain, _ = variational(domain, None, what)
     return _on_trace(domain, asked, diffusivity)
 
 
@@ -153,7 +154,7 @@ def _on_trace(domain: Domain, conditions: list[Condition], diffusivity: Diffusiv
     field = None if diffusivity is None else tensor_field(domain, diffusivity)
     conductivity = None if field is None or rim is None else field(rim.points)
     ask = Asked(condition, kind, robin, conductivity, region, *(pins or ()))
-    trace = Trace(cut, None if field is None else field(cut.quadrature.points), ask)
+    trace = Trace(cut, None if field is None else on_quadrature(field, cut.quadrature), ask)
     domain = domain.with_scheme(trace)
     return Posed(domain, trace, _steady(partial(_load, domain, trace, conditions), conditions))
 
@@ -183,9 +184,9 @@ def value_at(domain: Domain, c: Condition, number: int, x: Tensor, time: float) 
     if callable(value):
         function = (lambda p: value(p, time)) if depends_on_time(value) else value
         return domain.field(function, name)(x)
-    if isinstance(c.where, Tensor) and torch.as_tensor(value).shape == (len(c.where),) != domain.points.shape[:1]:
-        return _along(torch.as_tensor(c.where).to(x), torch.as_tensor(value).to(x), x)
-    return domain.field(value, name)(x)
+    if c.line is not None and torch.as_tensor(value).shape == (len(c.line),) != domain.points.shape[:1]:
+        return _along(c.line.to(x), domain.finite(torch.as_tensor(value).to(x), name), x)
+    return domain.finite(domain.field(value, name)(x), name)
 
 
 def _along(line: Tensor, values: Tensor, x: Tensor) -> Tensor:
@@ -206,6 +207,12 @@ def _seams(domain: Domain, conditions: list[Condition]) -> tuple[Seams, dict[int
     found: list[Seam] = []
     curve_of: dict[int, int] = {}
     for number, c in enumerate(conditions):
+        for other in range(number):
+            if c.same_place(conditions[other]):
+                raise InputError(
+                    f"{_called(conditions[other], other)} and {_called(c, number)} hold at the same place; give every "
+                    "place one condition."
+                )
         seam = _seam(domain, c, number)
         if seam is not None:
             curve_of[number] = len(found)
@@ -214,17 +221,12 @@ def _seams(domain: Domain, conditions: list[Condition]) -> tuple[Seams, dict[int
 
 
 def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
-    where = c.where
     if c.test is not None:
         return None if _test(c.test, domain.points, c, number).dtype == torch.bool else LevelSeam(c.test)
-    if isinstance(where, str | int | Points):
+    if c.line is None:
         return None
-    line = torch.as_tensor(where).to(domain.points)
-    if line.ndim != 2 or line.shape[1] != 3 or len(line) < 2 or not bool(torch.isfinite(line).all()):
-        raise InputError(
-            f"{_called(c, number)} holds on an array of shape {tuple(line.shape)}; give a polyline of at least two "
-            "finite points, (k, 3), or lamina.Points for single ones."
-        )
+    line = c.line.to(domain.points)
+    closed = bool((line[0] == line[-1]).all())
     feet = domain.geometry.closest_points(line)
     away = float((feet.points - line).norm(dim=1).max())
     if away > domain.spacing:
@@ -233,9 +235,11 @@ def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
             f"the spacing {domain.spacing:g}; give points on the surface."
         )
     line, normals = feet.points, feet.normals
-    if bool((torch.as_tensor(where)[0] == torch.as_tensor(where)[-1]).all()):
+    if closed:
         line, normals = torch.cat([line[:-1], line[:1]]), torch.cat([normals[:-1], normals[:1]])
     distinct = torch.cat([(line[1:] != line[:-1]).any(1), torch.ones(1, dtype=torch.bool, device=line.device)])
+    if int(distinct.sum()) < 2:
+        raise InputError(f"{_called(c, number)} holds on a polyline whose points are all one; give lamina.Points.")
     return PolylineSeam(line[distinct], normals[distinct])
 
 
@@ -247,6 +251,11 @@ def _test(where: Callable[[Tensor], Tensor], x: Tensor, c: Condition, number: in
         raise InputError(
             f"the place of {_called(c, number)} returned {shape} for {len(x)} points; expected a tensor of shape "
             f"({len(x)},)."
+        )
+    if found.dtype != torch.bool and not found.is_floating_point():
+        raise InputError(
+            f"the place of {_called(c, number)} returned {found.dtype}; expected truth values, for where it holds, or "
+            "real numbers, for the curve where they vanish."
         )
     return found
 
@@ -329,7 +338,7 @@ def _with_pins(domain: Domain, cut: CutSurface, c: Condition, number: int, befor
     """Elements (p,), places in them (p, 3) and conditions (p,) of single points, with those of one more condition."""
     if not isinstance(c, Dirichlet):
         raise InputError(f"{_called(c, number)} holds at points; only Dirichlet may.")
-    points = torch.as_tensor(c.where.points).to(domain.points).reshape(-1, 3)
+    points = c.where.checked().to(domain.points)
     feet = domain.geometry.closest_points(points)
     away = float((feet.points - points).norm(dim=1).max())
     if away > domain.spacing:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lamina.errors import InputError
@@ -29,6 +32,25 @@ class Points:
 
     points: Tensor
 
+    def checked(self) -> Tensor:
+        """The points (p, 3). Raises InputError if they are not."""
+        points = _array(self.points)
+        if points is None or points.shape[-1:] != (3,) or points.ndim > 2 or not len(points):
+            shape = "no points" if points is None else f"shape {tuple(points.shape)}"
+            raise InputError(f"holds at lamina.Points of {shape}; give points (p, 3).")
+        if not bool(torch.isfinite(points).all()):
+            raise InputError("holds at lamina.Points with coordinates that are NaN or infinite; check them.")
+        return points.reshape(-1, 3)
+
+
+def _array(data: Any) -> Tensor | None:
+    """data as a floating-point tensor; None if it is none."""
+    try:
+        found = data if isinstance(data, Tensor) else torch.from_numpy(np.asarray(data, dtype=np.float64))
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return found if found.is_floating_point() else found.double()
+
 
 @dataclass(frozen=True, eq=False)
 class Condition:
@@ -47,6 +69,39 @@ class Condition:
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    @cached_property
+    def line(self) -> Tensor | None:
+        """`where`, if it is a polyline (k, 3). Raises InputError if it is nothing that could be a place."""
+        if isinstance(self.where, str | int | Points) or callable(self.where):
+            return None
+        found = None if self.where is None else _array(self.where)
+        if found is None or found.ndim != 2 or found.shape[1] != 3 or len(found) < 2:
+            got = f"{type(self.where).__name__}" if found is None else f"an array of shape {tuple(found.shape)}"
+            raise InputError(
+                f'holds on {got}; expected "rim", the number of a loop, a function, a '
+                "polyline of at least two points (k, 3), or lamina.Points."
+            )
+        if not bool(torch.isfinite(found).all()):
+            raise InputError("holds on a polyline with NaN or infinite points; check them.")
+        return found
+
+    def check(self) -> None:
+        """Raises InputError for a place or a value that is none, as the rest of a sentence."""
+        _ = self.line
+        if isinstance(self.where, Points):
+            self.where.checked()
+        if self.value is None or not (callable(self.value) or _array(self.value) is not None):
+            raise InputError(f"has the value {self.value!r}; expected a number, an array or a function.")
+
+    def same_place(self, other: Condition) -> bool:
+        """Whether both are given the same place, in the same way; other overlaps show on the rim only."""
+        if self.where is other.where and not isinstance(self.where, str | int):
+            return True
+        if isinstance(self.where, Points) and isinstance(other.where, Points):
+            return bool((torch.cdist(self.where.checked().double(), other.where.checked().double()) == 0).any())
+        a, b = self.line, other.line
+        return a is not None and b is not None and a.shape == b.shape and bool((a == b).all())
 
     @property
     def test(self) -> Callable[[Tensor], Tensor] | None:
@@ -72,12 +127,20 @@ class Robin(Condition):
 def checked(conditions: Sequence[Condition] | Condition | None) -> list[Condition]:
     if conditions is None:
         return []
+    if not isinstance(conditions, Condition | list | tuple):
+        raise InputError(
+            f"conditions must be a list of lamina.Dirichlet, Neumann and Robin, got {type(conditions).__name__}."
+        )
     found = [conditions] if isinstance(conditions, Condition) else list(conditions)
-    for c in found:
+    for number, c in enumerate(found):
         if not isinstance(c, Condition) or type(c) is Condition:
             raise InputError(
                 f"conditions must be a list of lamina.Dirichlet, Neumann and Robin, got {type(c).__name__} in it."
             )
+        try:
+            c.check()
+        except InputError as error:
+            raise InputError(f"condition {number + 1} ({c.name}) {error}") from None
     return found
 
 

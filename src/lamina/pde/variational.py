@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.quadrature import Quadrature
 from lamina.schemes.trace import Trace
 
 # A number, values (m,) or tensors (m, 3, 3) at domain.points, or a function of points with such values.
@@ -34,13 +35,17 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> t
     assert isinstance(scheme, Trace)
     if diffusivity is None:
         return domain, scheme
-    points, normals = scheme.quadrature.points, scheme.quadrature.normals
-    values = tensor_field(domain, diffusivity)(points)
+    return domain, Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
+
+
+def on_quadrature(diffusivity: Callable[[Tensor], Tensor], quadrature: Quadrature) -> Tensor:
+    """A diffusivity at the points of a quadrature. Raises InputError where it has no tangential part."""
+    values, normals = diffusivity(quadrature.points), quadrature.normals
     if values.ndim == 3:
         across = torch.einsum("qa,qab,qb->q", normals, values, normals)
         if not bool((values.diagonal(dim1=1, dim2=2).sum(1) - across > 0).all()):
             raise InputError("the diffusivity has no tangential part somewhere; nothing would diffuse there.")
-    return domain, Trace(scheme.cut, values)
+    return values
 
 
 def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor]:

@@ -118,7 +118,7 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
         at = pairs.position(here, on * seams.labels + label)
         return torch.where(at < 0, at, element_of_pair[at.clamp_min(0)])
 
-    sides = rim if seam_sides is None else Sides.join([rim, seam_sides], pieces)
+    sides = rim if seam_sides is None else Sides.join([seams.trimmed(rim, shape.place), seam_sides], pieces)
     cut = CutSurface.build(lattice, elements, quadrature, element, incidence, sheets, sides, shape, find)
     return replace(cut, conductivity=cone_conductivity(surface, cut))
 

@@ -116,7 +116,7 @@ def _safe_beta(element: Tensor, flux: Tensor, weights: Tensor, K: Tensor, spacin
     total = flux.new_zeros(len(own), 64).index_add_(0, place, products).reshape(-1, 8, 8).cpu()
     stiffness = K[own].cpu()
     # Constants have neither stiffness nor flux.
-    lift = 1e-9 * stiffness.diagonal(dim1=1, dim2=2).mean(1)
+    lift = max(1e-9, 16 * torch.finfo(K.dtype).eps) * stiffness.diagonal(dim1=1, dim2=2).mean(1)
     values, vectors = torch.linalg.eigh(stiffness + lift[:, None, None] * torch.eye(8, dtype=K.dtype))
     half = vectors / values.clamp_min(torch.finfo(K.dtype).tiny).sqrt()[:, None, :]
     scaled = half.transpose(1, 2) @ total @ half

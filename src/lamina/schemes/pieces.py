@@ -77,7 +77,7 @@ def cut_from(
         label = torch.empty_like(elements.cell[:, 0])
         label[element_of_unit] = units.label
         locator = replace(locator, lattice=lattice, seams=seams, label=label)
-    sides = Sides.join([_own_rim(pieces), seam_sides], pieces.six)
+    sides = Sides.join([seams.trimmed(_own_rim(pieces), shape.place), seam_sides], pieces.six)
     find = units.finder(seams, pieces.cell, pieces.outward, lattice, element_of_unit)
     return CutSurface.build(lattice, elements, quadrature, element, locator, sheets, sides, shape, find)
 

@@ -23,6 +23,7 @@ Function = Callable[[Tensor], Tensor]
 Place = Callable[[Tensor, Tensor], Tensor]  # triangles (n,), barycentric coordinates (n, 3) -> positions (n, 3)
 BOTH, ABOVE, BELOW = 0, 1, 2  # sides: of a place too far from a polyline to tell, and of the others
 ROOT_STEPS = 4
+ON_SEAM = 1e-9  # of the largest height in a triangle: a corner that is no higher lies on the seam
 AROUND = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)])
 
 
@@ -216,26 +217,62 @@ class Seams:
             rows = rows.take(~crossed) + _quartered(rows.take(crossed))
             height = _heights(rows, seam, place)
             crossed = _crossed(height)
-            whole = _labelled(rows.take(~crossed), height[~crossed, 0] >= 0, number)
-            split, edges, above = _split(rows.take(crossed), height[crossed], seam, place, number)
+            whole, split = rows.take(~crossed), rows.take(crossed)
+            along, along_above = _along(whole, height[~crossed], number)
+            whole = _labelled(whole, height[~crossed].sum(1) >= 0, number)
+            split, edges, above = _split(split, height[crossed], seam, place, number)
             done = whole + split
+            edges, above = Sides.join([edges, along], normal), torch.cat([above, along_above])
             if seam.cut_off:
                 done = done.take(self.side_of(done.label, number) == ABOVE)
                 edges = Sides(edges.source[above], edges.ends[above], torch.full_like(edges.curve[above], -1))
+                sides = [_trimmed(before, seam, place) for before in sides]
             parts = parts.take(~near) + done
             sides.append(edges)
         return parts, Sides.join(sides, normal)
 
+    def trimmed(self, sides: Sides, place: Place) -> Sides:
+        """Sides without what the seams cut off."""
+        for seam in self.each:
+            if seam.cut_off:
+                sides = _trimmed(sides, seam, place)
+        return sides
+
+
+def _trimmed(sides: Sides, seam: Seam, place: Place) -> Sides:
+    """The part of sides above a seam."""
+    a, b = sides.ends[:, 0], sides.ends[:, 1]
+    fa, fb = (seam.height(place(sides.source, end)) for end in (a, b))
+    rows = ((fa > 0) | (fb > 0)).nonzero()[:, 0]
+    cut = ((fa < 0) | (fb < 0))[rows].nonzero()[:, 0]
+    ends = sides.ends[rows].clone()
+    if len(cut):
+        at = rows[cut]
+        root = _root(sides.source[at], a[at], b[at], fa[at], fb[at], seam, place)
+        below = (fb[at] < 0).long()  # the end that is cut off
+        ends[cut, below] = root
+    return Sides(sides.source[rows], ends, sides.curve[rows])
+
 
 def _heights(parts: Parts, seam: Seam, place: Place) -> Tensor:
-    """Heights (s, 3) at the corners."""
+    """Heights (s, 3) at the corners; zero at those that all but lie on the seam."""
     x = place(parts.source.repeat_interleave(3), parts.corners.reshape(-1, 3))
-    return seam.height(x).reshape(-1, 3)
+    height = seam.height(x).reshape(-1, 3)
+    return torch.where(height.abs() <= ON_SEAM * height.abs().amax(1, keepdim=True), 0.0, height)
 
 
 def _crossed(height: Tensor) -> Tensor:
-    above = height >= 0
-    return above.any(1) & ~above.all(1)
+    return (height > 0).any(1) & (height < 0).any(1)
+
+
+def _along(parts: Parts, height: Tensor, number: int) -> tuple[Sides, Tensor]:
+    """The edges of parts, not crossed, that lie on a seam; and which (r,) of them have their part above."""
+    on = height == 0
+    row, edge = (on & on.roll(-1, 1) & (on.sum(1) == 2)[:, None]).nonzero().unbind(1)
+    corners = parts.corners[row]
+    every = torch.arange(len(row), device=row.device)
+    ends = torch.stack([corners[every, (edge + i) % 3] for i in range(3)], 1)
+    return Sides(parts.source[row], ends, torch.full_like(row, number)), height[row].sum(1) > 0
 
 
 def _labelled(parts: Parts, above: Tensor, number: int) -> Parts:
@@ -253,9 +290,9 @@ def _quartered(parts: Parts) -> Parts:
 def _split(parts: Parts, height: Tensor, seam: Seam, place: Place, number: int) -> tuple[Parts, Sides, Tensor]:
     """Parts with corners at heights (s, 3) of both signs, in three each; the sides along the seam, above and below,
     and which (r,) are above."""
-    above = height >= 0
-    # The corner alone on its side comes first: a; b and c follow in order.
-    alone = torch.where(above.sum(1) == 1, above.long().argmax(1), (~above).long().argmax(1))
+    # The corner alone on its side comes first: a; b and c follow in order. One on the seam goes with the rest.
+    above, below = height > 0, height < 0
+    alone = torch.where(above.sum(1) == 1, above.long().argmax(1), below.long().argmax(1))
     turn = (alone[:, None] + torch.arange(3, device=alone.device)) % 3
     height = height.gather(1, turn)
     a, b, c = parts.corners.gather(1, turn[..., None].expand(-1, -1, 3)).unbind(1)
@@ -263,8 +300,10 @@ def _split(parts: Parts, height: Tensor, seam: Seam, place: Place, number: int) 
     one = Parts(parts.source, torch.stack([a, p, q], 1), parts.label)
     rest = torch.cat([torch.stack([p, b, c], 1), torch.stack([p, c, q], 1)])
     two = Parts(parts.source.repeat(2), rest, parts.label.repeat(2))
-    first = height[:, 0] >= 0
-    split = _labelled(one, first, number) + _labelled(two, ~first.repeat(2), number)
+    first = height[:, 0] > 0
+    # With a corner on the seam one of the two is empty.
+    real = torch.cat([height[:, 1] != 0, height[:, 2] != 0])
+    split = _labelled(one, first, number) + _labelled(two.take(real), ~first.repeat(2)[real], number)
     ends = torch.cat([torch.stack([p, q, a], 1), torch.stack([p, q, 0.5 * (b + c)], 1)])
     sides = Sides(parts.source.repeat(2), ends, torch.full_like(alone.repeat(2), number))
     return split, sides, torch.cat([first, ~first])

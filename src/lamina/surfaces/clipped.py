@@ -31,8 +31,10 @@ def clip(surface: Surface, function: Function) -> Surface:
     """
     if not callable(function):
         raise InputError(f"clip needs a function of an (n, 3) tensor, got {type(function).__name__}.")
+    if not isinstance(surface, Surface):
+        raise InputError(f"clip needs a lamina surface, got {type(surface).__name__}.")
     height = function(surface.points)
-    if not isinstance(height, Tensor) or height.shape != (len(surface.points),):
+    if not isinstance(height, Tensor) or not height.is_floating_point() or height.shape != (len(surface.points),):
         shape = tuple(height.shape) if isinstance(height, Tensor) else type(height).__name__
         raise InputError(
             f"the function to clip by returned {shape} for {len(surface.points)} points; expected a tensor of shape "
@@ -144,7 +146,7 @@ class Clipped(Surface):
 
         Newton steps to the curve, within the surface, together with steps along it towards x.
         """
-        for _ in range(RIM_STEPS):
+        for _ in range(RIM_STEPS if len(x) else 0):
             value, gradient = value_and_gradient(self.function, feet.points)
             slope = gradient - dot(gradient, feet.normals)[:, None] * feet.normals
             steep = dot(slope, slope).clamp_min(torch.finfo(x.dtype).tiny)

@@ -121,9 +121,7 @@ class PointCloud(Surface):
         found = distance[:, 0] <= radius
         left, other = left[found], right[other[found, 0]]
         rows = torch.cat([right, left])
-        points, normals = feet.points[rows], feet.normals[rows]
-        points[len(right) :], normals[len(right) :] = feet.points[other], feet.normals[other]
-        return NearNodes(ijk[rows], ClosestPoints(points, normals, feet.component[rows]))
+        return NearNodes(ijk[rows], feet.take(torch.cat([right, other])))
 
     def sample(self, count: int, seed: int = 0) -> ClosestPoints:
         """count of the points at random, without repetition."""
