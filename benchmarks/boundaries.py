@@ -260,7 +260,9 @@ def planck(options: Any) -> list[Row]:
             for h in (0.04, 0.02):
                 watch = Stopwatch()
                 domain = lamina.Domain(mesh, h, show_progress=False)
-                u = lamina.heat(domain, start, 40.0, [lamina.Dirichlet("rim", value)], show_progress=False)
+                # Only the steady state counts, which errors on the way to it do not touch.
+                held = [lamina.Dirichlet("rim", value)]
+                u = lamina.heat(domain, start, 40.0, held, accuracy=1e-3, show_progress=False)
                 # A constant has no range of its own: that of the initial state and the data is 1.
                 error = (u.values.numpy() - reference)[np.isfinite(reference)]
                 spread = max(float(np.ptp(reference)), 1.0)

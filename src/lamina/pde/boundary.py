@@ -33,6 +33,7 @@ class Posed:
     domain: Domain
     scheme: Scheme
     load: Load | None  # None where nothing was asked
+    started: Callable[[Tensor], Tensor] = lambda u: u  # unknowns of a field, made to keep the conditions at time 0
 
 
 def posed(
@@ -92,14 +93,15 @@ def _on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) ->
         raise InputError(f"{_called(conditions[0], 0)} holds on the rim, and the surface has none; give a curve on it.")
     new = scheme.following(rules, held)
 
-    def load(time: float) -> Tensor:
+    def given(time: float) -> Tensor:
         g = torch.zeros_like(ghosts.distance)
         for number, c in enumerate(conditions):
             rows = (finest == number).nonzero()[:, 0]
             g[rows] = value_at(domain, c, number, ghosts.rim[rows], time)
-        return new.boundary_load(g)
+        return g
 
-    return Posed(domain.with_scheme(new), new, _steady(load, conditions))
+    load = _steady(lambda time: new.boundary_load(given(time)), conditions)
+    return Posed(domain.with_scheme(new), new, load, lambda u: new.with_ghosts(u, given(0.0)))
 
 
 def _at_places(domain: Domain, places: Tensor, conditions: list[Condition], strict: bool) -> Tensor:

@@ -63,7 +63,7 @@ def heat(
     if problem.load is not None and method == "euler":
         raise InputError('Explicit steps know no boundary conditions; use method="tr-bdf2".')
     domain, scheme = problem.domain, problem.scheme
-    u = scheme.sample(domain.field(u0, "the initial state"))
+    u = problem.started(scheme.sample(domain.field(u0, "the initial state")))
     with progress("heat", show_progress) as update:
         if method == "euler":
             run = explicit_euler(scheme, u, moments, steps, update)

@@ -181,6 +181,13 @@ class Coupled:
         other._shifted = Shifted(other._shift)
         return other
 
+    def with_ghosts(self, u: Tensor, g: Tensor) -> Tensor:
+        """u, which has the values at their images at ghosts, with those that the rule gives, for g (n,)."""
+        ghosts, rule = self.levels[0].ghosts, self.rule
+        assert rule is not None
+        assert ghosts is not None
+        return u.index_copy(0, ghosts.rows, rule.sign * u[ghosts.rows] + rule.gain * g)
+
     def boundary_load(self, g: Tensor) -> Tensor:
         """What values g (n,) at the ghosts of the finest level add to A u."""
         level = self.levels[0]
