@@ -7,6 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+try:
+    from hypothesis import settings
+except ImportError:  # on a bare GPU machine
+    pass
+else:
+    # How long an example takes says more about what else the machine does than about the example.
+    settings.register_profile("lamina", deadline=None)
+    settings.load_profile("lamina")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = os.environ.get("LAMINA_DATA", "")
