@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ ClipOpt = Annotated[
     str | None, typer.Option("--clip", help="Solve on the part of the surface where this formula is positive.")
 ]
 COMPARISON = re.compile(r"<=|>=|<|>")
+COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 def conditions(dirichlet: list[str] | None, neumann: list[str] | None, robin: list[str] | None) -> list[Any]:
@@ -95,9 +97,8 @@ def _comparison(option: str, text: str) -> Callable[[Any], Any]:
     if len(sides) != 2:
         raise InputError(f'{option} holds where {text!r}; expected one comparison, such as "z < 0", or several and-ed.')
     left, right = (parse(side) for side in sides)
-    if COMPARISON.findall(text)[0][0] == "<":
-        return lambda points: left(points) <= right(points)
-    return lambda points: left(points) >= right(points)
+    compare = COMPARE[COMPARISON.findall(text)[0]]
+    return lambda points: compare(left(points), right(points))
 
 
 def _polyline(option: str, path: Path) -> Any:
