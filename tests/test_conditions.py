@@ -1,8 +1,10 @@
 """Boundary conditions: exact solutions on many shapes, what conditions may be given on and by, heat, and refusals."""
 
 import math
+import os
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from scipy.spatial.transform import Rotation
 
 import lamina
 from lamina import Dirichlet, Neumann, Points, Robin
-from lamina.baselines.fem import cotangent_stiffness, mass_matrix, refine
+from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix, refine
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
 
@@ -958,3 +960,21 @@ def test_a_diffusivity_without_a_tangential_part_is_refused_with_conditions_too(
             hemisphere("trace", 0.2), 1.0, Dirichlet("rim"),
             diffusivity=lambda x: torch.zeros(len(x), 3, 3, dtype=x.dtype),
         )  # fmt: skip
+
+
+@pytest.mark.data
+def test_the_cut_head_of_the_paper_agrees_with_fem():
+    mesh = lamina.load(Path(os.environ["LAMINA_DATA"]) / "paper" / "maxplanck_cut.ply")
+
+    def sine(p):
+        return torch.sin(3 * torch.atan2(p[:, 0], p[:, 2]))
+
+    V, F = refine(mesh.points.numpy(), mesh.faces.numpy())
+    fine = lamina.Mesh(V, F)
+    rim = np.zeros(len(V), dtype=bool)
+    rim[torch.stack([fine.faces, fine.faces.roll(-1, 1)], -1)[fine.rim_edges].reshape(-1).numpy()] = True
+    reference = SurfaceFEM(V, F).dirichlet(np.zeros(len(V)), rim, sine(torch.from_numpy(V)).numpy())
+    size = float((mesh.bounds[1] - mesh.bounds[0]).max())
+    u = lamina.poisson(lamina.Domain(mesh, 0.02 * size), 0.0, Dirichlet("rim", sine))
+    assert errors(u.values, torch.from_numpy(reference[: len(mesh.points)])).nrmse < 3e-3
+    assert u.cycles <= 15

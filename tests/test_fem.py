@@ -264,3 +264,28 @@ def test_bad_fields_and_solvers_are_named() -> None:
         SurfaceFEM(V, F).heat(np.zeros(len(V)), 0.1, 0)
     with pytest.raises(InputError, match="expected auto"):
         SurfaceFEM(V, F, solver="magic")
+
+
+def test_held_values_give_linear_functions_exactly_and_others_to_second_order():
+    def solved(n, f, exact):
+        x = np.linspace(0, 1, n + 1)
+        V = np.stack([*np.meshgrid(x, x, indexing="ij"), np.zeros((n + 1, n + 1))], -1).reshape(-1, 3)
+        i, j = (k.reshape(-1) for k in np.meshgrid(np.arange(n), np.arange(n), indexing="ij"))
+        a = i * (n + 1) + j
+        F = np.concatenate([np.stack([a, a + n + 1, a + 1], 1), np.stack([a + 1, a + n + 1, a + n + 2], 1)])
+        rim = ((V[:, :2] == 0) | (V[:, :2] == 1)).any(1)
+        u = SurfaceFEM(V, F).dirichlet(f(V), rim, np.where(rim, exact(V), 7.0))
+        return np.abs(u - exact(V)).max()
+
+    assert solved(8, lambda p: 0 * p[:, 0], lambda p: 3 * p[:, 0] - p[:, 1] + 2) < 1e-10
+    wave = [
+        solved(n, lambda p: -2 * np.sin(p[:, 0]) * np.sin(p[:, 1]), lambda p: np.sin(p[:, 0]) * np.sin(p[:, 1]))
+        for n in (8, 16)
+    ]
+    assert 3.5 < wave[0] / wave[1] < 4.5
+
+
+def test_values_held_nowhere_are_refused():
+    fem = SurfaceFEM(np.eye(3), [[0, 1, 2]])
+    with pytest.raises(InputError, match="held must be true at some of 3 vertices"):
+        fem.dirichlet(np.zeros(3), np.zeros(3, dtype=bool), np.zeros(3))
