@@ -26,6 +26,7 @@ from common import BENCHMARKS, Stopwatch, parser, record
 
 import lamina
 from lamina.baselines.fem import SurfaceFEM, refine
+from lamina.gallery import hemisphere_poisson
 from lamina.metrics import errors
 
 meshes.TOLERANCE = 2e-5
@@ -35,21 +36,8 @@ Row = dict[str, Any]
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-def solution(p: torch.Tensor) -> torch.Tensor:
-    x, y, z = p.unbind(-1)
-    return x * y * z + z + x + x * y
-
-
-def laplacian(p: torch.Tensor) -> torch.Tensor:
-    x, y, z = p.unbind(-1)
-    return -12 * x * y * z - 2 * z - 2 * x - 6 * x * y
-
-
-def flux(p: torch.Tensor) -> torch.Tensor:
-    """Across the equator, downwards."""
-    return -(p[:, 0] * p[:, 1] + 1)
-
-
+PROBLEM = hemisphere_poisson()
+solution, laplacian, flux = PROBLEM.solution, PROBLEM.rhs, PROBLEM.flux
 CONDITIONS = {
     "dirichlet": lamina.Dirichlet("rim", solution),
     "neumann": lamina.Neumann("rim", flux),
@@ -95,7 +83,7 @@ def _cloud(surface: lamina.Surface, count: int) -> lamina.PointCloud:
 
 
 HEMISPHERES: dict[str, Callable[[], lamina.Surface]] = {
-    "analytic, clipped": lambda: lamina.clip(lamina.Sphere(), up),
+    "analytic, clipped": PROBLEM.surface,
     "implicit, clipped": lambda: lamina.clip(lamina.Implicit(ball, BOX), up),
     "implicit, cut by its box": lambda: lamina.Implicit(ball, [[-1.3, -1.3, 0.0], BOX[1]]),
     "mesh": half_sphere_mesh,

@@ -17,6 +17,7 @@ from scipy.spatial.transform import Rotation
 import lamina
 from lamina import Dirichlet, Neumann, Points, Robin
 from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix, refine
+from lamina.gallery import hemisphere_poisson
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
 
@@ -42,20 +43,8 @@ def sphere(spacing: float) -> lamina.Domain:
     return lamina.Domain(lamina.Sphere(level=4), spacing, scheme="trace")
 
 
-def exact(x):
-    x, y, z = x.unbind(1)
-    return x * y * z + z + x + x * y
-
-
-def rhs(x):
-    """The Laplacian of `exact` on the unit sphere."""
-    x, y, z = x.unbind(1)
-    return -12 * x * y * z - 2 * z - 2 * x - 6 * x * y
-
-
-def flux(x):
-    """du/dn of `exact` on the rim z = 0 of the hemisphere, n = (0, 0, -1)."""
-    return -(x[:, 0] * x[:, 1] + 1)
+PROBLEM = hemisphere_poisson()
+exact, rhs, flux = PROBLEM.solution, PROBLEM.rhs, PROBLEM.flux
 
 
 KINDS = {

@@ -8,11 +8,11 @@ import torch
 
 import lamina
 from lamina import Dirichlet, Neumann, Robin
-from lamina.gallery import surface_laplacian
+from lamina.gallery import hemisphere_poisson, surface_laplacian
 from lamina.metrics import errors
+from lamina.schemes.base import FLUX, FREE, VALUE
 from lamina.schemes.coupled import Coupled, CoupledLevel
 from lamina.schemes.ghosts import Ghosts, Rule
-from lamina.schemes.nitsche import FLUX, FREE, VALUE
 from lamina.surfaces.icosphere import icosphere
 
 TILT = torch.nn.functional.normalize(torch.tensor([0.3, -0.2, 0.93], dtype=torch.float64), dim=0)
@@ -39,20 +39,8 @@ def finest(domain: lamina.Domain) -> tuple[CoupledLevel, Ghosts]:
     return level, level.ghosts
 
 
-def exact(x):
-    x, y, z = x.unbind(1)
-    return x * y * z + z + x + x * y
-
-
-def rhs(x):
-    """The Laplacian of `exact` on the unit sphere."""
-    x, y, z = x.unbind(1)
-    return -12 * x * y * z - 2 * z - 2 * x - 6 * x * y
-
-
-def flux(x):
-    """du/dn of `exact` on the rim z = 0 of the hemisphere, n = (0, 0, -1)."""
-    return -(x[:, 0] * x[:, 1] + 1)
+PROBLEM = hemisphere_poisson()
+exact, rhs, flux = PROBLEM.solution, PROBLEM.rhs, PROBLEM.flux
 
 
 KINDS = {
@@ -134,7 +122,7 @@ def test_rules_are_exact_for_what_they_continue(order):
     zero = torch.zeros_like(d)
 
     def rule(kind, robin=zero):
-        return Rule.make(ghosts, torch.full((3,), kind), robin, order, VALUE, FLUX)
+        return Rule.make(ghosts, torch.full((3,), kind), robin, order)
 
     free, value, through, robin = rule(FREE), rule(VALUE), rule(FLUX), rule(FLUX, zero + 2.0)
     for r, g in ((free, 0.0), (value, 3.0), (through, 0.0), (robin, 6.0)):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lamina.surfaces.analytic import Ellipsoid, Sphere, Torus
 from lamina.surfaces.base import Surface
+from lamina.surfaces.clipped import clip
 
 Function = Callable[[Tensor], Tensor]  # points (n, 3) -> values (n,)
 
@@ -38,6 +39,17 @@ class Problem:
     rhs: Function
     solution_expression: str | None = None
     rhs_expression: str | None = None
+
+
+@dataclass(frozen=True)
+class RimProblem:
+    """Lap u = rhs on an open surface, with flux du/dn through its rim."""
+
+    name: str
+    surface: Callable[..., Surface]
+    solution: Function
+    rhs: Function
+    flux: Function  # at points of the rim, n leading off the surface
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,23 @@ def sphere_poisson() -> Problem:
         return -12 * x * y * z - 3 * (x**2 - y**2)
 
     return Problem("sphere", Sphere, solution, rhs, "x*y*z + (x^2 - y^2)/2", "-12*x*y*z - 3*(x^2 - y^2)")
+
+
+def hemisphere_poisson() -> RimProblem:
+    """Upper half of the unit sphere, u = xyz + xy + x + z: harmonics of degrees 3, 2, 1 and 1; on the rim n = -z."""
+
+    def solution(p: Tensor) -> Tensor:
+        x, y, z = p.unbind(-1)
+        return x * y * z + z + x + x * y
+
+    def rhs(p: Tensor) -> Tensor:
+        x, y, z = p.unbind(-1)
+        return -12 * x * y * z - 2 * z - 2 * x - 6 * x * y
+
+    def flux(p: Tensor) -> Tensor:
+        return -(p[..., 0] * p[..., 1] + 1)
+
+    return RimProblem("hemisphere", lambda: clip(Sphere(), lambda p: p[:, 2]), solution, rhs, flux)
 
 
 def torus_poisson(R: float = 1.0, r: float = 0.4) -> Problem:

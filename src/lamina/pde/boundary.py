@@ -14,14 +14,15 @@ from lamina.errors import InputError
 from lamina.geometry.neighbours import k_nearest
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
 from lamina.pde.variational import Diffusivity, on_quadrature, tensor_field, variational
-from lamina.schemes.base import Scheme
+from lamina.schemes.base import FLUX, FREE, VALUE, Scheme
 from lamina.schemes.coupled import Coupled
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.ghosts import Rule
-from lamina.schemes.nitsche import FLUX, FREE, VALUE, Asked
+from lamina.schemes.nitsche import Asked
 from lamina.schemes.rim import Rim
 from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
 from lamina.schemes.trace import Trace
+from lamina.surfaces.base import ClosestPoints
 
 Load = Callable[[float], Tensor]  # time -> what conditions add to A u
 
@@ -78,30 +79,39 @@ def _on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) ->
             rules.append(None)
             continue
         condition = _at_places(domain, ghosts.rim, conditions, strict=not rules)
-        kind, robin = torch.full_like(condition, FREE), torch.zeros_like(ghosts.distance)
-        for number, c in enumerate(conditions):
-            mask = condition == number
-            kind[mask] = VALUE if isinstance(c, Dirichlet) else FLUX
-            if isinstance(c, Robin):
-                robin[mask] = _coefficient(domain, c)(ghosts.rim[mask])
+        kind, robin = _kinds(domain, conditions, condition, ghosts.rim)
         if not rules:
             finest = condition
             held[level.band.component[ghosts.rows[(kind == VALUE) | (robin > 0)]]] = True
-        rules.append(Rule.make(ghosts, kind, robin, scheme.rim_order, VALUE, FLUX))
+        rules.append(Rule.make(ghosts, kind, robin, scheme.rim_order))
     ghosts = scheme.levels[0].ghosts
     if ghosts is None:
         raise InputError(f"{_called(conditions[0], 0)} holds on the rim, and the surface has none; give a curve on it.")
     new = scheme.following(rules, held)
 
-    def given(time: float) -> Tensor:
-        g = torch.zeros_like(ghosts.distance)
-        for number, c in enumerate(conditions):
-            rows = (finest == number).nonzero()[:, 0]
-            g[rows] = value_at(domain, c, number, ghosts.rim[rows], time)
-        return g
-
+    given = partial(_values, domain, conditions, finest, ghosts.rim)
     load = _steady(lambda time: new.boundary_load(given(time)), conditions)
     return Posed(domain.with_scheme(new), new, load, lambda u: new.with_ghosts(u, given(0.0)))
+
+
+def _kinds(domain: Domain, conditions: list[Condition], condition: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """What is asked (n,) at places (n, 3) by the conditions with these numbers (n,), and coefficients of Robin (n,)."""
+    kind, robin = torch.full_like(condition, FREE), torch.zeros_like(places[:, 0])
+    for number, c in enumerate(conditions):
+        mask = condition == number
+        kind[mask] = VALUE if isinstance(c, Dirichlet) else FLUX
+        if isinstance(c, Robin):
+            robin[mask] = _coefficient(domain, c)(places[mask])
+    return kind, robin
+
+
+def _values(domain: Domain, conditions: list[Condition], condition: Tensor, places: Tensor, time: float) -> Tensor:
+    """Values (n,) at places (n, 3) of the conditions with these numbers (n,), zero for none."""
+    g = torch.zeros_like(places[:, 0])
+    for number, c in enumerate(conditions):
+        rows = (condition == number).nonzero()[:, 0]
+        g[rows] = value_at(domain, c, number, places[rows], time)
+    return g
 
 
 def _at_places(domain: Domain, places: Tensor, conditions: list[Condition], strict: bool) -> Tensor:
@@ -132,33 +142,29 @@ def _on_trace(domain: Domain, conditions: list[Condition], diffusivity: Diffusiv
     seams, curve_of = _seams(domain, conditions)
     cut = domain.cut_along(seams) if seams else scheme.cut
     rim = cut.rim
-    count = 0 if rim is None else len(rim.points)
-    like = domain.points
-    condition = torch.full((count,), -1, device=like.device)
-    kind = torch.full((count,), FREE, device=like.device)
-    robin = like.new_zeros(count)
+    places = domain.points[:0] if rim is None else rim.points
+    condition = torch.full_like(places[:, 0], -1, dtype=torch.int64)
     region = pins = None
     for number, c in enumerate(conditions):
-        where = c.where
-        if isinstance(where, Points):
+        if isinstance(c.where, Points):
             pins = _with_pins(domain, cut, c, number, pins)
             continue
-        mask = _on_rim(rim, c, number, curve_of.get(number), domain)
+        mask = _on_rim(rim, c, number, curve_of.get(number))
         if mask is None:
             region = _with_region(cut, c, number, region)
             continue
-        assert rim is not None
         _refuse_overlap(condition, mask, conditions, number)
         condition[mask] = number
-        kind[mask] = VALUE if isinstance(c, Dirichlet) else FLUX
-        if isinstance(c, Robin):
-            robin[mask] = _coefficient(domain, c)(rim.points[mask])
+    kind, robin = _kinds(domain, conditions, condition, places)
     field = None if diffusivity is None else tensor_field(domain, diffusivity)
-    conductivity = None if field is None or rim is None else field(rim.points)
+    conductivity = None if field is None or rim is None else field(places)
     ask = Asked(condition, kind, robin, conductivity, region, *(pins or ()))
     trace = Trace(cut, None if field is None else on_quadrature(field, cut.quadrature), ask)
-    domain = domain.with_scheme(trace)
-    return Posed(domain, trace, _steady(partial(_load, domain, trace, conditions), conditions))
+    boundary = trace.boundary
+    assert boundary is not None
+    given = partial(_values, domain, conditions, boundary.condition, boundary.points)
+    load = _steady(lambda time: trace.boundary_load(given(time)), conditions)
+    return Posed(domain.with_scheme(trace), trace, load)
 
 
 def _steady(load: Load, conditions: list[Condition]) -> Load:
@@ -167,16 +173,6 @@ def _steady(load: Load, conditions: list[Condition]) -> Load:
         return load
     steady = load(0.0)
     return lambda time: steady
-
-
-def _load(domain: Domain, trace: Trace, conditions: list[Condition], time: float) -> Tensor:
-    boundary = trace.boundary
-    assert boundary is not None
-    g = torch.zeros_like(boundary.points[:, 0])
-    for number, c in enumerate(conditions):
-        rows = (boundary.condition == number).nonzero()[:, 0]
-        g[rows] = value_at(domain, c, number, boundary.points[rows], time)
-    return trace.boundary_load(g)
 
 
 def value_at(domain: Domain, c: Condition, number: int, x: Tensor, time: float) -> Tensor:
@@ -229,13 +225,7 @@ def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
         return None
     line = c.line.to(domain.points)
     closed = bool((line[0] == line[-1]).all())
-    feet = domain.geometry.closest_points(line)
-    away = float((feet.points - line).norm(dim=1).max())
-    if away > domain.spacing:
-        raise InputError(
-            f"{_called(c, number)} holds on a polyline that runs up to {away:.3g} away from the surface, more than "
-            f"the spacing {domain.spacing:g}; give points on the surface."
-        )
+    feet = _near_surface(domain, line, f"{_called(c, number)} holds on a polyline that runs")
     line, normals = feet.points, feet.normals
     if closed:
         line, normals = torch.cat([line[:-1], line[:1]]), torch.cat([normals[:-1], normals[:1]])
@@ -243,6 +233,18 @@ def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
     if int(distinct.sum()) < 2:
         raise InputError(f"{_called(c, number)} holds on a polyline whose points are all one; give lamina.Points.")
     return PolylineSeam(line[distinct], normals[distinct])
+
+
+def _near_surface(domain: Domain, points: Tensor, who: str) -> ClosestPoints:
+    """Feet of points (n, 3). Raises InputError if they are farther from the surface than the spacing."""
+    feet = domain.geometry.closest_points(points)
+    away = float((feet.points - points).norm(dim=1).max())
+    if away > domain.spacing:
+        raise InputError(
+            f"{who} up to {away:.3g} away from the surface, more than the spacing {domain.spacing:g}; give points on "
+            "the surface."
+        )
+    return feet
 
 
 def _test(where: Callable[[Tensor], Tensor], x: Tensor, c: Condition, number: int) -> Tensor:
@@ -262,7 +264,7 @@ def _test(where: Callable[[Tensor], Tensor], x: Tensor, c: Condition, number: in
     return found
 
 
-def _on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None, domain: Domain) -> Tensor | None:
+def _on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None) -> Tensor | None:
     """The rim points (r,) where a condition holds; None if it means a part of the surface.
 
     Raises InputError if there are none.
@@ -341,13 +343,7 @@ def _with_pins(domain: Domain, cut: CutSurface, c: Condition, number: int, befor
     if not isinstance(c, Dirichlet):
         raise InputError(f"{_called(c, number)} holds at points; only Dirichlet may.")
     points = c.where.checked().to(domain.points)
-    feet = domain.geometry.closest_points(points)
-    away = float((feet.points - points).norm(dim=1).max())
-    if away > domain.spacing:
-        raise InputError(
-            f"{_called(c, number)} holds at points up to {away:.3g} away from the surface, more than the spacing "
-            f"{domain.spacing:g}; give points on it."
-        )
+    feet = _near_surface(domain, points, f"{_called(c, number)} holds at points")
     element, local = cut.locate(feet)
     new = element, local, torch.full_like(element, number)
     return new if before is None else (

@@ -10,6 +10,7 @@ from torch import Tensor
 from lamina.linear.krylov import KrylovResult
 from lamina.surfaces.base import ClosestPoints
 
+FREE, VALUE, FLUX = 0, 1, 2  # what a condition gives at a place of a rim: nothing, u, or the flux
 Field = Callable[[Tensor], Tensor]  # points (n, 3) on the surface -> values (n,)
 
 

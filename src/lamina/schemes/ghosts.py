@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lamina.band import Band
 from lamina.geometry.triangles import dot
+from lamina.schemes.base import FLUX, VALUE
 from lamina.surfaces.base import Surface
 
 FARTHEST = 2.0  # times as far as the node from the rim, and its image is none
@@ -84,11 +85,11 @@ class Rule:
     gain: Tensor  # (g,)
 
     @classmethod
-    def make(cls, ghosts: Ghosts, kind: Tensor, robin: Tensor, order: int, value: int, flux: int) -> Rule:
-        """kind (g,): `value`, u = g on the rim; `flux`, du/dn + robin u = g; or neither, no flux."""
+    def make(cls, ghosts: Ghosts, kind: Tensor, robin: Tensor, order: int) -> Rule:
+        """kind (g,): VALUE, u = g on the rim; FLUX, du/dn + robin u = g; or FREE, no flux."""
         d = ghosts.distance
         sign, gain = torch.ones_like(d), torch.zeros_like(d)
-        held, given = kind == value, kind == flux
+        held, given = kind == VALUE, kind == FLUX
         if order == 1:
             sign = torch.where(held, 0.0, torch.where(given, 1 / (1 + robin * d), sign))
             gain = torch.where(held, 1.0, torch.where(given, d / (1 + robin * d), gain))

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.schemes.base import FLUX, VALUE
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.galerkin import directional, trilinear, trilinear_with_gradients
 
-FREE, VALUE, FLUX = 0, 1, 2
 SAFE = 2.5  # beta over the largest eigenvalue: with less than 2 it might not be positive
 LEAST, MOST = 4.0, 1e5  # beta dx
 REGION = 100.0  # penalty dx^2 on a part of the surface
