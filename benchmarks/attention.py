@@ -109,7 +109,7 @@ def apple(device: str) -> list[Row]:
     for kernel, temperature in (("exponential", 0.0423), ("gaussian", 0.5)):
         blend = blend_weights(patches, len(band), kernel, temperature, 1.0)
         with torch.no_grad():
-            E = assemble(network, patches, positions, surface, blend, band.ijk, 1.0, 0.0).double()
+            E = assemble(network, patches, positions, surface, blend, band.ijk, 1.0, 0.0).matrix.double()
         shell = Shell(band, E, True, 1)
         extended = E @ f
         u = shell.solve(extended, 0.0, tolerance=1e-10).solution

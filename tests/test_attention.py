@@ -82,7 +82,7 @@ class Example:
             self.band.ijk if ijk is None else ijk,
             self.scale,
             tolerance,
-        )
+        ).matrix
 
 
 @cache
@@ -212,7 +212,7 @@ def test_lengths_are_those_of_the_training_grid():
     s = 3.7
     surface = SurfaceFeatures(s * e.surface.points, e.surface.frames, e.surface.curvatures / s)
     blend = blend_weights(e.patches, len(e.positions), "gaussian", 0.02, e.scale)
-    found = assemble(e.network, e.patches, s * e.positions, surface, blend, e.band.ijk, e.scale / s, 0.0)
+    found = assemble(e.network, e.patches, s * e.positions, surface, blend, e.band.ijk, e.scale / s, 0.0).matrix
     torch.testing.assert_close(found.to_dense(), e.matrix(blend=blend).to_dense(), rtol=1e-3, atol=1e-5)
 
 
@@ -534,7 +534,7 @@ def test_published_checkpoint_gives_the_published_extension(data):
     )  # fmt: skip
     blend = blend_weights(patches, len(band), "exponential", 0.0423, 1.0)
     network = load_network(folder / "SurfNO_pretrained_weights.pth").requires_grad_(False)
-    E = assemble(network, patches, positions, surface, blend, band.ijk, 1.0, 1e-5).double()
+    E = assemble(network, patches, positions, surface, blend, band.ijk, 1.0, 1e-5).matrix.double()
     f = torch.sin(10 * positions).prod(1)
     f = f - f.mean()
     assert correlation(f[::4], theirs["f_raw_band_every4"]) > 0.99999

@@ -27,6 +27,7 @@ from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.neighbours import PieceTrees
 from lamina.learn.network import AttentionNetwork
 from lamina.learn.patches import RIM, Patches, cover, coverage_warning, localise
+from lamina.linear.adjoint import Sparse
 from lamina.linear.graph import expand
 from lamina.progress import Update
 from lamina.surfaces.base import Surface
@@ -84,7 +85,7 @@ class Attention:
 class LearnedExtension:
     """E, and what the user should know about it."""
 
-    matrix: Tensor  # (n, n) CSR
+    matrix: Sparse  # (n, n), with the gradients of the network's weights where these want them
     patches: Patches
     warnings: list[str]
 
@@ -133,7 +134,6 @@ def _near(band: Band, radius: float, samples: Samples) -> tuple[Tensor, int]:
     return kept, int((~kept & (band.heights <= 3**0.5 * band.spacing)).sum())
 
 
-@torch.no_grad()
 def attention_extension(
     band: Band,
     radius: float,
@@ -142,9 +142,14 @@ def attention_extension(
     network: AttentionNetwork,
     update: Update = lambda fraction, what: None,
 ) -> LearnedExtension:
-    """The learned extension on a band of this radius, all of it near samples; network: that of the options."""
-    # A copy: the caller's network stays where and as it is.
-    network = copy.deepcopy(network).to(band.feet.points.device, torch.float32)
+    """The learned extension on a band of this radius, all of it near samples; network: that of the options.
+
+    A network whose weights want gradients is used as it is, in its own precision, and E carries them.
+    """
+    like = band.feet.points
+    tracked = torch.is_grad_enabled() and any(p.requires_grad for p in network.parameters())
+    if not tracked:  # a copy: the caller's network stays where and as it is
+        network = copy.deepcopy(network).to(like.device, torch.float32).requires_grad_(False)
     dx, trained = band.spacing, network.config.spacing
     warning = coverage_warning(radius, dx, network.config.k)
     update(0.0, "patches")
@@ -154,7 +159,7 @@ def attention_extension(
     patches = patches.thinned(MOST_SAMPLES)
     blend = blend_weights(patches, len(band), options.kernel, options.temperature, trained / dx)
     matrix = assemble(network, patches, positions, surface, blend, band.ijk, trained / dx, options.tolerance, update)
-    return LearnedExtension(_rows_to_one(matrix.to(positions.dtype)), patches, [warning] if warning else [])
+    return LearnedExtension(_rows_to_one(matrix, positions.dtype), patches, [warning] if warning else [])
 
 
 def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: float, margin: float) -> Patches:
@@ -196,16 +201,17 @@ def assemble(
     scale: float,
     tolerance: float,
     update: Update = lambda fraction, what: None,
-) -> Tensor:
-    """E (n, n), CSR with int32 indices, sorted columns, single precision; see the module.
+) -> Sparse:
+    """E (n, n), CSR with int32 indices, sorted columns, in the precision of the network; see the module.
 
     Block by block of the lattice: the attention of all patches that meet a block, then the rows of its nodes, each
     the sum over the patches that hold the node, in a dense strip as wide as these patches together.
     """
     # Near the origin before digits are dropped.
     origin = positions.mean(0)
-    surface = replace(surface, points=surface.points - origin).to(dtype=torch.float32)
-    positions = (positions - origin).float()
+    dtype = next(network.parameters()).dtype
+    surface = replace(surface, points=surface.points - origin).to(dtype=dtype)
+    positions = (positions - origin).to(dtype)
     n, k = len(positions), patches.nodes.shape[1]
     device = positions.device
     block = _blocks(ijk, SIDE[device.type])
@@ -233,11 +239,10 @@ def assemble(
         for strip in torch.arange(len(rows), device=device).split(max(1, ENTRIES[device.type] // len(around))):
             a, b = int(end[strip[0]] - times[rows[strip[0]]]), int(end[strip[-1]])
             row = torch.repeat_interleave(torch.arange(len(strip), device=device), times[rows[strip]])
-            weights = attention[line[a:b]] * blend.reshape(-1)[place_order[entry[a:b]], None].float()
+            weights = attention[line[a:b]] * blend.reshape(-1)[place_order[entry[a:b]], None].to(dtype)
             index = row[:, None] * len(around) + where[seat[a:b]]
-            dense = torch.zeros(len(strip) * len(around), device=device)
-            dense.scatter_add_(0, index.reshape(-1), weights.reshape(-1))
-            dense = dense.reshape(len(strip), -1)
+            dense = torch.zeros(len(strip) * len(around), dtype=dtype, device=device)
+            dense = dense.scatter_add_(0, index.reshape(-1), weights.reshape(-1)).reshape(len(strip), -1)
             # The largest of a row stays, whatever the tolerance.
             kept = dense >= dense.amax(1, keepdim=True).clamp(max=max(tolerance, torch.finfo(dense.dtype).tiny))
             dense = dense * kept
@@ -282,33 +287,38 @@ def _attention(
 ) -> Tensor:
     """Weights (q k, k) of the patches numbered which (q,), a row for each of their nodes."""
     k = patches.nodes.shape[1]
-    out = scores.new_empty(len(which), k, k)
+    out = []
     step = max(1, ENTRIES[scores.device.type] // k**2)
     none = patches.samples[:0]
     for i in range(0, len(which), step):
         some = which[i : i + step]
         bare = Patches(patches.centres[some], patches.nodes[some], none, none, patches.distances[some])
         nodes = localise(bare, positions, surface, scale).nodes
-        torch.softmax(network.logits(nodes, nodes, scores[some]), -1, out=out[i : i + step])
-    return out.reshape(-1, k)
+        out.append(torch.softmax(network.logits(nodes, nodes, scores[some]), -1))
+    return torch.cat(out).reshape(-1, k)
 
 
-def _rows_to_one(matrix: Tensor) -> Tensor:
-    """The matrix with rows that sum to one in its own precision: constants stay constants, step after step."""
-    crow, column, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
-    row = torch.repeat_interleave(torch.arange(len(crow) - 1, device=crow.device), torch.diff(crow))
-    total = values.new_zeros(len(crow) - 1).index_add_(0, row, values)
-    return torch.sparse_csr_tensor(crow, column, values / total[row], size=matrix.shape, check_invariants=False)
+def _rows_to_one(sparse: Sparse, dtype: torch.dtype) -> Sparse:
+    """The matrix with rows that sum to one in this precision: constants stay constants, step after step."""
+    crow, column = sparse.matrix.crow_indices(), sparse.matrix.col_indices()
+    values = (sparse.matrix.values() if sparse.values is None else sparse.values).to(dtype)
+    total = values.new_zeros(len(crow) - 1).index_add(0, sparse.row, values)
+    return _csr(crow, column, values / total[sparse.row])
 
 
-def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> Tensor:
+def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> Sparse:
     """CSR from entries listed row by row in the given order of rows; counts (n,) entries of each row."""
     column, value = torch.cat(columns), torch.cat(values)
     listed = torch.cumsum(counts[order], 0) - counts[order]
     first = torch.empty_like(listed)
     first[order] = listed
-    n = len(counts)
-    crow = torch.zeros(n + 1, dtype=torch.int32, device=counts.device)
+    crow = torch.zeros(len(counts) + 1, dtype=torch.int32, device=counts.device)
     crow[1:] = torch.cumsum(counts, 0)
     entry, _ = expand(first, counts)
-    return torch.sparse_csr_tensor(crow, column[entry], value[entry], size=(n, n), check_invariants=False)
+    return _csr(crow, column[entry], value[entry])
+
+
+def _csr(crow: Tensor, column: Tensor, values: Tensor) -> Sparse:
+    n = len(crow) - 1
+    matrix = torch.sparse_csr_tensor(crow, column, values.detach(), size=(n, n), check_invariants=False)
+    return Sparse(matrix, values if values.requires_grad else None)

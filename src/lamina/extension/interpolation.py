@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lamina.band import Band
 from lamina.errors import InputError
+from lamina.linear.adjoint import Sparse, sparse_rows
 
 
 def lagrange_weights(t: Tensor, degree: int) -> Tensor:
@@ -47,54 +48,61 @@ def cubic_stencil(band: Band, points: Tensor, component: Tensor, lines: Lines) -
     The error of tensor-product cubic interpolation is sum_d c(t_d) dx^4 d^4u/dx_d^4: one term an axis.
     One-dimensional quintic minus cubic interpolation along a grid line of direction d estimates the term of
     axis d and needs only the two nodes at the ends of the line beyond the cubic stencil. So 88 entries give
-    the order of the 216 of a tensor-product quintic, in a narrower band.
+    the order of the 216 of a tensor-product quintic, in a narrower band. Weights have the gradients of the points.
     """
     index = torch.empty(len(points), WIDTH[lines], dtype=torch.int32, device=points.device)
-    weights = torch.empty(len(points), WIDTH[lines], dtype=points.dtype, device=points.device)
+    weights = []
     # Row by row, many at a time: what is needed on the way is larger than the result.
     size = CHUNK[points.device.type]
     for i in range(0, len(points), size):
         rows = slice(i, i + size)
-        _fill_cubic(band, points[rows], component[rows], lines, index[rows], weights[rows])
-    return index, weights
+        cell, t = _cells(band, points[rows])
+        _fill_nodes(band, cell, t.detach(), component[rows], lines, index[rows])
+        weights.append(_cubic_weights(t, lines))
+    return index, torch.cat(weights) if weights else points.new_empty(0, WIDTH[lines])
 
 
-def _fill_cubic(band: Band, points: Tensor, component: Tensor, lines: Lines, index: Tensor, weights: Tensor) -> None:
-    n, device = len(points), points.device
-    cell, t = _cells(band, points)
-    cubic = lagrange_weights(t, 3)  # (n, 3, 4)
+def _fill_nodes(band: Band, cell: Tensor, t: Tensor, component: Tensor, lines: Lines, index: Tensor) -> None:
+    n, device = len(cell), cell.device
     index[:, :64].view(n, 16, 4).copy_(_look_up(band, cell, component, _ROWS.to(device), run=4))
-    box = weights[:, :64].view(n, 4, 4, 4)
+    place = 64
+    for axis in range(3 if lines else 0):
+        for reach in (-2, 3):
+            if lines is Lines.NEAREST:
+                offset = (t > 0.5).long()[:, None]
+            else:
+                offset = _CORNERS.to(device)[:, _PLACE[axis]].clone()
+            offset[..., axis] = reach
+            found = band.find(cell, component, offset)  # (n, 1) or (n, 4)
+            _require_inside(found, band)
+            index[:, place : place + found.shape[1]] = found.to(torch.int32)
+            place += found.shape[1]
+
+
+def _cubic_weights(t: Tensor, lines: Lines) -> Tensor:
+    """Weights (n, m) at places t (n, 3) in their cells."""
+    n, cubic = len(t), lagrange_weights(t, 3)  # (n, 3, 4)
     plane = cubic[:, 0, :, None] * cubic[:, 1, None, :]
-    torch.mul(plane[..., None], cubic[:, 2, None, None, :], out=box)
+    box = plane[..., None] * cubic[:, 2, None, None, :]
     if lines is Lines.NONE:
-        return
+        return box.reshape(n, 64)
     correction = lagrange_weights(t, 5)
     correction[:, :, 1:5] -= cubic
     share = torch.stack([1 - t, t], -1)  # (n, 3, 2): what the two lines beside the point get, an axis
     if lines is Lines.NEAREST:
         share = (share >= 0.5).to(t.dtype)
         share[:, :, 1] = 1 - share[:, :, 0]
-    place = 64
+    ends = []
     for axis, (a, b) in enumerate(((1, 2), (0, 2), (0, 1))):
         across = share[:, a, :, None] * share[:, b, None, :]  # (n, 2, 2)
         inner = correction[:, axis, 1:5, None, None] * across[:, None]  # (n, 4, 2, 2), axis first
         middle = [slice(None), slice(1, 3), slice(1, 3), slice(1, 3)]
         middle[1 + axis] = slice(None)
         box[tuple(middle)] += inner.movedim(1, 1 + axis)
-        for end, reach in ((0, -2), (5, 3)):
-            if lines is Lines.NEAREST:
-                offset = (share[:, :, 1] > 0.5).long()[:, None]
-            else:
-                offset = _CORNERS.to(device)[:, _PLACE[axis]].clone()
-            offset[..., axis] = reach
-            found = band.find(cell, component, offset)  # (n, 1) or (n, 4)
-            _require_inside(found, band)
-            spot = slice(place, place + found.shape[1])
-            index[:, spot] = found.to(torch.int32)
-            end_weight = correction[:, axis, end, None]
-            weights[:, spot] = end_weight if lines is Lines.NEAREST else end_weight * across.reshape(n, 4)
-            place = spot.stop
+        for end in (0, 5):
+            weight = correction[:, axis, end, None]
+            ends.append(weight if lines is Lines.NEAREST else weight * across.reshape(n, 4))
+    return torch.cat([box.reshape(n, 64), *ends], 1)
 
 
 def linear_stencil(band: Band, points: Tensor, component: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +117,7 @@ def linear_stencil(band: Band, points: Tensor, component: Tensor) -> tuple[Tenso
 def _cells(band: Band, points: Tensor) -> tuple[Tensor, Tensor]:
     """Cell (n, 3) int64 of each point and its coordinates (n, 3) in the cell, 0 to 1."""
     coordinate = (points - band.lattice.origin) / band.spacing
-    cell = torch.floor(coordinate)
+    cell = torch.floor(coordinate.detach())
     return cell.long(), coordinate - cell
 
 
@@ -137,10 +145,14 @@ def _require_inside(index: Tensor, band: Band) -> None:
         )
 
 
+def interpolation(band: Band, points: Tensor, component: Tensor, lines: Lines) -> Sparse:
+    """The matrix (n, nodes) that takes a band field to its values at points (n, 3) on the surface, with gradients."""
+    return sparse_rows(*cubic_stencil(band, points, component, lines), len(band))
+
+
 def interpolation_matrix(band: Band, points: Tensor, component: Tensor, lines: Lines) -> Tensor:
-    """CSR matrix (n, nodes) that takes a band field to its values at points (n, 3) on the surface."""
-    index, weights = cubic_stencil(band, points, component, lines)
-    return rows_to_csr(index, weights, len(band))
+    """The same as a plain CSR matrix, without gradients."""
+    return interpolation(band, points.detach(), component, lines).matrix
 
 
 def cubic_or_linear_matrix(band: Band, points: Tensor, component: Tensor) -> Tensor:
@@ -161,12 +173,3 @@ def cubic_or_linear_matrix(band: Band, points: Tensor, component: Tensor) -> Ten
 
 def _cubic(band: Band, points: Tensor, component: Tensor) -> tuple[Tensor, Tensor]:
     return cubic_stencil(band, points, component, Lines.NONE)
-
-
-def rows_to_csr(index: Tensor, values: Tensor, columns: int) -> Tensor:
-    """CSR matrix with the same number of entries in every row, int32 indices."""
-    rows, width = index.shape
-    crow = torch.arange(rows + 1, dtype=torch.int32, device=index.device) * width
-    return torch.sparse_csr_tensor(
-        crow, index.reshape(-1), values.reshape(-1), size=(rows, columns), check_invariants=False
-    )

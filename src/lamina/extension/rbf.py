@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lamina.band import Band
 from lamina.errors import InputError
-from lamina.extension.interpolation import rows_to_csr
+from lamina.linear.assembly import rows_to_csr
 
 NEIGHBOURS = 32
 # s / dx. Largest error at dx = 0.05 of a smooth function of size 1 on the unit sphere, and condition of G, m = 32:

@@ -13,8 +13,12 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 def unit(v: Tensor) -> Tensor:
     """Rows of v (n, 3) scaled to length 1; zero rows stay zero."""
-    length = dot(v, v).sqrt()[..., None]
-    return torch.where(length > 0, v / length.clamp_min(torch.finfo(v.dtype).tiny), v)
+    return v / dot(v, v).clamp_min(torch.finfo(v.dtype).tiny).sqrt()[..., None]
+
+
+def safe_sqrt(x: Tensor, floor: float) -> Tensor:
+    """The square root of x, 0 where it is negative; without gradient where x <= floor and would have an endless one."""
+    return torch.where(x > floor, x.clamp_min(floor).sqrt(), x.detach().clamp_min(0).sqrt())
 
 
 def triangle_normals(corners: Tensor) -> Tensor:

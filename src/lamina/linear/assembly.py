@@ -66,3 +66,12 @@ def _offsets(device: torch.device) -> Tensor:
     """Code (8, 8) of the offset from each row corner of a cell to each column corner, 0 to 26."""
     offset = OCTANTS[None] - OCTANTS[:, None] + 1
     return ((offset[..., 0] * 3 + offset[..., 1]) * 3 + offset[..., 2]).to(device)
+
+
+def rows_to_csr(index: Tensor, values: Tensor, columns: int) -> Tensor:
+    """CSR matrix with the same number of entries in every row, int32 indices."""
+    rows, width = index.shape
+    crow = torch.arange(rows + 1, dtype=torch.int32, device=index.device) * width
+    return torch.sparse_csr_tensor(
+        crow, index.reshape(-1), values.reshape(-1), size=(rows, columns), check_invariants=False
+    )

@@ -19,17 +19,27 @@ class ComponentMean:
         self.total = total.clamp_min(torch.finfo(total.dtype).tiny)
 
     def __call__(self, u: Tensor) -> Tensor:
-        """Means (count,) of u (n,)."""
-        return self._sum(u if self.weights is None else u * self.weights) / self.total.to(u.dtype)
+        """Means (count,) of u (n,), or (count, k) of u (n, k)."""
+        return self._sum(u if self.weights is None else u * column(self.weights, u)) / column(self.total.to(u.dtype), u)
 
     def remove(self, u: Tensor) -> Tensor:
-        """u (n,) less its mean on each component."""
+        """u (n,) or (n, k) less its mean on each component."""
         mean = self(u)
         if self.only is not None:
-            mean = torch.where(self.only, mean, 0)
+            mean = torch.where(column(self.only, u), mean, 0)
         return u - (mean if self.count == 1 else mean[self.component])
 
     def _sum(self, v: Tensor) -> Tensor:
-        if self.count == 1:
-            return v.sum()[None]
-        return torch.zeros(self.count, dtype=v.dtype, device=v.device).index_add_(0, self.component, v)
+        return component_sums(v, self.component, self.count)
+
+
+def component_sums(v: Tensor, component: Tensor, count: int) -> Tensor:
+    """Sums (count,) or (count, k) of v (n,) or (n, k) over each component."""
+    if count == 1:
+        return v.sum(0, keepdim=True)
+    return v.new_zeros(count, *v.shape[1:]).index_add(0, component, v)
+
+
+def column(v: Tensor, like: Tensor) -> Tensor:
+    """v (n,) shaped to scale the rows of `like`, (n,) or (n, k)."""
+    return v if like.ndim == 1 else v[:, None]

@@ -1,4 +1,8 @@
-"""Krylov methods: conjugate gradients for symmetric systems, flexible GMRES for the others."""
+"""Krylov methods: conjugate gradients for symmetric systems, flexible GMRES for the others.
+
+Vectors are (n,), or (n, k) for k systems with one matrix, solved side by side: each column for itself, until the last
+has converged.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from lamina.errors import SolveError
 
 @dataclass(frozen=True)
 class KrylovResult:
-    solution: Tensor  # (n,)
+    solution: Tensor  # (n,) or (n, k)
     iterations: int  # applications of the preconditioner
-    residual: float  # |b - A x| / |b|, recomputed from x
+    residual: float  # |b - A x| / |b|, recomputed from x; the largest, where there are several
     converged: bool
 
 
@@ -27,7 +31,7 @@ def fgmres(
     precondition: Callable[[Tensor], Tensor],
     start: Tensor | None = None,
     tolerance: float = 1e-8,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     max_iterations: int = 200,
     restart: int = 30,
     report: Callable[[int, float], None] | None = None,
@@ -38,57 +42,85 @@ def fgmres(
     b may be all zeros (the answer is zero). `report` is called with (iteration, relative residual).
     Saad (1993), "A flexible inner-outer preconditioned GMRES algorithm".
     """
-    scale = float(b.norm()) if scale is None else scale
+    scale = _scale(b, scale)
     x = torch.zeros_like(b) if start is None else start
-    if scale == 0:
+    if not bool((scale > 0).any()):
         return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
     iterations = 0
     residual = b if start is None else b - apply(x)
-    relative = float(residual.norm()) / scale
+    relative = _largest(residual, scale)
     while relative > tolerance and iterations < max_iterations:
         length = min(restart, max_iterations - iterations)
-        x, used = _arnoldi_cycle(apply, precondition, residual, x, tolerance * scale, length, iterations, scale, report)
+        x, used = _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, iterations, scale, report)
         iterations += used
         residual = b - apply(x)
-        previous, relative = relative, float(residual.norm()) / scale
+        previous, relative = relative, _largest(residual, scale)
         if not relative < 0.99 * previous:  # stagnation, or NaN: more of the same will not help
             break
     return KrylovResult(x, iterations, relative, relative <= tolerance)
 
 
-def _arnoldi_cycle(apply, precondition, residual, x, target, length, done, scale, report):
+def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, scale, report):
     """Up to `length` steps of the Arnoldi process from residual; returns the improved x and the steps."""
-    beta = float(residual.norm())
-    basis, directions = [residual / beta], []
-    hessenberg = torch.zeros(length + 1, length, dtype=torch.float64)
+    beta = residual.norm(dim=0)
+    columns, scale = beta.numel(), scale.reshape(-1).double().cpu()
+    # A column without residual has no directions: its basis stays zero.
+    basis, directions = [residual / beta.clamp_min(_tiny(beta))], []
+    start = beta.reshape(-1).double().cpu()
+    hessenberg = torch.zeros(columns, length + 1, length, dtype=torch.float64)
     for k in range(length):
         directions.append(precondition(basis[k]))
         w = apply(directions[k])
         # Classical Gram-Schmidt, twice: as stable as modified, and the device waits once, not k times.
         for _ in range(2):
-            h = torch.stack([torch.dot(v, w) for v in basis])
+            h = torch.stack([dots(v, w) for v in basis])
             w = w.clone()
             for v, c in zip(basis, h, strict=True):
                 w.addcmul_(v, c, value=-1)
-            hessenberg[: k + 1, k] += h.double().cpu()
-        norm = float(w.norm())
-        if not math.isfinite(norm):
+            hessenberg[:, : k + 1, k] += h.double().cpu().reshape(k + 1, columns).T
+        norm = w.norm(dim=0)
+        norms = norm.reshape(-1).double().cpu()
+        if not bool(torch.isfinite(norms).all()):
             return x + directions[0] * torch.nan, k + 1
-        hessenberg[k + 1, k] = norm
-        rhs = torch.zeros(k + 2, 1, dtype=torch.float64)
-        rhs[0] = beta
-        h = hessenberg[: k + 2, : k + 1]
-        y = torch.linalg.lstsq(h, rhs).solution[:, 0]
-        remaining = float((rhs[:, 0] - h @ y).norm())
+        hessenberg[:, k + 1, k] = norms
+        rhs = torch.zeros(columns, k + 2, 1, dtype=torch.float64)
+        rhs[:, 0, 0] = start
+        h = hessenberg[:, : k + 2, : k + 1]
+        y = torch.linalg.lstsq(h, rhs).solution
+        remaining = float(((rhs - h @ y).norm(dim=(1, 2)) / scale).max())
         if report:
-            report(done + k + 1, remaining / scale)
-        if remaining <= 0.9 * target or norm <= 1e-14 * beta or remaining != remaining:
+            report(done + k + 1, remaining)
+        exhausted = bool((norms <= 1e-14 * start).all())
+        if remaining <= 0.9 * tolerance or exhausted or remaining != remaining:
             break
-        basis.append(w / norm)
+        basis.append(torch.where(norm > 1e-14 * beta, w / norm.clamp_min(_tiny(norm)), 0))
     x = x.clone()
-    for direction, c in zip(directions, y.tolist(), strict=True):
-        x.add_(direction, alpha=c)
+    y = y[:, :, 0].T.to(x)
+    for direction, c in zip(directions, y, strict=True):
+        x.addcmul_(direction, c)
     return x, len(directions)
+
+
+def dots(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of vectors (n,), or of each pair of columns (k,) of a and b (n, k)."""
+    return torch.dot(a, b) if a.ndim == 1 else (a * b).sum(0)
+
+
+def _tiny(like: Tensor) -> float:
+    return torch.finfo(like.dtype).tiny
+
+
+def _scale(b: Tensor, scale: float | Tensor | None) -> Tensor:
+    """What residuals are measured against, () or (k,)."""
+    if scale is None:
+        return b.norm(dim=0)
+    return torch.as_tensor(scale, dtype=b.dtype, device=b.device).expand(b.shape[1:])
+
+
+def _largest(residual: Tensor, scale: Tensor) -> float:
+    """The largest relative residual; that of a system without a right-hand side is not counted."""
+    relative = residual.norm(dim=0) / scale.clamp_min(_tiny(scale))
+    return float(torch.where(scale > 0, relative, 0).max())
 
 
 def conjugate_gradients(
@@ -98,7 +130,7 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor],
     start: Tensor | None = None,
     tolerance: float = 1e-8,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     max_iterations: int = 500,
     report: Callable[[int, float], None] | None = None,
 ) -> KrylovResult:
@@ -108,33 +140,38 @@ def conjugate_gradients(
     the recurrence says is small is recomputed, and the iteration restarted from it if it is not.
     Hestenes and Stiefel (1952).
     """
-    scale = float(b.norm()) if scale is None else scale
-    if scale == 0:
+    scale = _scale(b, scale)
+    if not bool((scale > 0).any()):
         return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
     x = torch.zeros_like(b) if start is None else start.clone()
     iterations, relative = 0, torch.inf
     for _ in range(3):
         r = b - apply(x)
-        relative = float(r.norm()) / scale
+        relative = _largest(r, scale)
         if relative <= tolerance or iterations >= max_iterations:
             break
         z = precondition(r)
-        p, rz = z, torch.dot(r, z)
+        p, rz = z, dots(r, z)
         while iterations < max_iterations:
             q = apply(p)
-            step = rz / torch.dot(p, q)
-            x = x + step * p
-            r = r - step * q
+            step = _ratio(rz, dots(p, q))
+            x = torch.addcmul(x, p, step)
+            r = torch.addcmul(r, q, step, value=-1)
             iterations += 1
-            current = float(r.norm()) / scale
+            current = _largest(r, scale)
             if report:
                 report(iterations, current)
             if not current > 0.9 * tolerance:  # also when it is NaN
                 break
             z = precondition(r)
-            rz, previous = torch.dot(r, z), rz
-            p = z + (rz / previous) * p
+            rz, previous = dots(r, z), rz
+            p = torch.addcmul(z, p, _ratio(rz, previous))
     return KrylovResult(x, iterations, relative, relative <= tolerance)
+
+
+def _ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b; 0 in columns that have converged to the last digit, where both are 0."""
+    return a / b if a.ndim == 0 else torch.where(b == 0, 0, a / b)
 
 
 def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> float:

@@ -13,7 +13,7 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.geometry.neighbours import k_nearest
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
-from lamina.pde.variational import Diffusivity, on_quadrature, tensor_field, variational
+from lamina.pde.variational import Coefficient, Diffusivity, on_quadrature, screening_on, tensor_field, variational
 from lamina.schemes.base import FLUX, FREE, VALUE, Scheme
 from lamina.schemes.coupled import Coupled
 from lamina.schemes.cutsurface import CutSurface
@@ -38,22 +38,40 @@ class Posed:
 
 
 def posed(
-    domain: Domain, conditions: Sequence[Condition] | Condition | None, diffusivity: Diffusivity | None
+    domain: Domain,
+    conditions: Sequence[Condition] | Condition | None,
+    diffusivity: Diffusivity | None,
+    screening: Coefficient | None = None,
 ) -> Posed:
-    """The domain with operators that keep the conditions, with a diffusivity.
+    """The domain with operators that keep the conditions, with a diffusivity and a screening that varies.
 
     Raises InputError for conditions that hold nowhere, or two of which hold at one place.
     """
     asked = checked(conditions)
     if not asked:
-        if diffusivity is None:
+        if diffusivity is None and screening is None:
             return Posed(domain, domain.scheme, None)
-        return Posed(*variational(domain, diffusivity, "a diffusivity"), None)
-    if isinstance(domain.scheme, Coupled) and diffusivity is None and _all_on_rims(domain, domain.scheme, asked):
+        what = "a diffusivity" if screening is None else "a screening that varies"
+        domain, trace = variational(domain, None, what)
+        coefficient, reaction = _coefficients(domain, trace.cut, diffusivity, screening)
+        return Posed(domain, Trace(trace.cut, coefficient, screening=reaction), None)
+    plain = diffusivity is None and screening is None
+    if isinstance(domain.scheme, Coupled) and plain and _all_on_rims(domain, domain.scheme, asked):
         return _on_coupled(domain, domain.scheme, asked)
-    what = "a diffusivity" if diffusivity is not None else "conditions on curves, points or parts of a surface"
-    domain, _ = variational(domain, None, what)
-    return _on_trace(domain, asked, diffusivity)
+    what = "conditions on curves, points or parts of a surface" if plain else "a coefficient that varies"
+    domain, _ = variational(domain, None, "a diffusivity" if diffusivity is not None else what)
+    return _on_trace(domain, asked, diffusivity, screening)
+
+
+def _coefficients(
+    domain: Domain, cut: CutSurface, diffusivity: Diffusivity | None, screening: Coefficient | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Diffusivity and screening at the points of a cut surface."""
+    field = None if diffusivity is None else tensor_field(domain, diffusivity)
+    return (
+        None if field is None else on_quadrature(field, cut.quadrature),
+        None if screening is None else screening_on(domain, screening, cut.quadrature),
+    )
 
 
 def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> bool:
@@ -136,7 +154,9 @@ def _at_places(domain: Domain, places: Tensor, conditions: list[Condition], stri
     return found
 
 
-def _on_trace(domain: Domain, conditions: list[Condition], diffusivity: Diffusivity | None) -> Posed:
+def _on_trace(
+    domain: Domain, conditions: list[Condition], diffusivity: Diffusivity | None, screening: Coefficient | None
+) -> Posed:
     scheme = domain.scheme
     assert isinstance(scheme, Trace)
     seams, curve_of = _seams(domain, conditions)
@@ -159,7 +179,8 @@ def _on_trace(domain: Domain, conditions: list[Condition], diffusivity: Diffusiv
     field = None if diffusivity is None else tensor_field(domain, diffusivity)
     conductivity = None if field is None or rim is None else field(places)
     ask = Asked(condition, kind, robin, conductivity, region, *(pins or ()))
-    trace = Trace(cut, None if field is None else on_quadrature(field, cut.quadrature), ask)
+    coefficient, reaction = _coefficients(domain, cut, diffusivity, screening)
+    trace = Trace(cut, coefficient, ask, reaction)
     boundary = trace.boundary
     assert boundary is not None
     given = partial(_values, domain, conditions, boundary.condition, boundary.points)
@@ -173,6 +194,25 @@ def _steady(load: Load, conditions: list[Condition]) -> Load:
         return load
     steady = load(0.0)
     return lambda time: steady
+
+
+def with_source(domain: Domain, scheme: Scheme, load: Load | None, source: Value | None) -> Load | None:
+    """The load of boundary conditions and of a source, a function of points, or of points and time."""
+    if source is None:
+        return load
+    if callable(source) and depends_on_time(source):
+        function = source
+
+        def own(time: float) -> Tensor:
+            return scheme.load(domain.field(lambda x: function(x, time), "the source"))
+
+    else:
+        steady = scheme.load(domain.field(source, "the source"))  # pyright: ignore[reportArgumentType]
+
+        def own(time: float) -> Tensor:
+            return steady
+
+    return own if load is None else lambda time: load(time) + own(time)
 
 
 def value_at(domain: Domain, c: Condition, number: int, x: Tensor, time: float) -> Tensor:

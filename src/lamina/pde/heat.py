@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
-from lamina.pde.boundary import posed
-from lamina.pde.conditions import Condition
+from lamina.pde.boundary import posed, with_source
+from lamina.pde.conditions import Condition, Value
 from lamina.pde.integrators import explicit_euler, tr_bdf2
 from lamina.pde.poisson import default_tolerance
 from lamina.pde.variational import Diffusivity
@@ -28,22 +28,25 @@ def heat(
     time: float,
     conditions: Sequence[Condition] | Condition | None = None,
     *,
+    source: Value | None = None,
     diffusivity: Diffusivity | None = None,
     times: Sequence[float] | None = None,
     steps: int | None = None,
     accuracy: float = 1e-5,
     method: str | None = None,
     tolerance: float | None = None,
+    checkpoint: bool = False,
     show_progress: bool | None = None,
 ) -> Solution:
-    """Diffuse u0 for a given time: du/dt = div(diffusivity grad u), the Laplacian where no diffusivity is given.
+    """Diffuse u0 for a given time: du/dt = div(diffusivity grad u) + source, the Laplacian where no diffusivity is given.
 
     u0: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions, diffusivity: as in `poisson`;
-    values of conditions may depend on time. times: moments in (0, time] at
+    values of conditions, and the source, may be functions of points and time. times: moments in (0, time] at
     which to keep snapshots; the last moment is always kept. method: "tr-bdf2", the default, second order and L-stable,
     with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
     `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
-    shell scheme, which extends the field anew after every step.
+    shell scheme, which extends the field anew after every step. The solution has gradients as that of `poisson`;
+    checkpoint: keep only every few steps for them, and take the steps between anew where they are needed.
 
     Raises InputError for bad input, SolveError when a linear solve fails.
     """
@@ -62,14 +65,17 @@ def heat(
     problem = posed(domain, conditions, diffusivity)
     if problem.load is not None and method == "euler":
         raise InputError('Explicit steps know no boundary conditions; use method="tr-bdf2".')
+    if source is not None and method == "euler":
+        raise InputError('Explicit steps know no source; use method="tr-bdf2".')
     domain, scheme = problem.domain, problem.scheme
+    load = with_source(domain, scheme, problem.load, source)
     u = problem.started(scheme.sample(domain.field(u0, "the initial state")))
     with progress("heat", show_progress) as update:
         if method == "euler":
             run = explicit_euler(scheme, u, moments, steps, update)
         else:
             tolerance = default_tolerance(domain, tolerance)
-            run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, problem.load)
+            run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, load, checkpoint)
     return Solution(
         domain,
         torch.stack(run.snapshots),

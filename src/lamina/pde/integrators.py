@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.errors import SolveError
 from lamina.pde.poisson import check_convergence
@@ -28,6 +31,7 @@ class Run:
     """What an integration leaves behind."""
 
     snapshots: list[Tensor]
+    taken: list[list[tuple[float, float]]]  # time and length of the steps up to each snapshot
     cycles: int = 0
     steps: int = 0
     residual: float = 0.0
@@ -42,14 +46,21 @@ def tr_bdf2(
     tolerance: float,
     update: Callable[[float, str], None],
     load: Callable[[float], Tensor] | None = None,
+    checkpoint: bool = False,
 ) -> Run:
     """Integrate from u at time 0 through the moments, second order, L-stable.
 
     A step from u with k1 = M^-1 A u solves (1 - d dt M^-1 A) twice, for the stages at gamma dt and at dt.
     load(t): what is added to A u.
     steps: equal steps up to the last moment, shortened only to hit the moments; None: adapted to `accuracy`.
+    checkpoint: take the steps once without gradients, to know their lengths, and again in stretches that each keep
+    only their beginning; their inner states are found a third time when backward asks for them.
     """
-    run = Run([])
+    if checkpoint and torch.is_grad_enabled():
+        with torch.no_grad():
+            first = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, load)
+        return _in_stretches(scheme, u, first, tolerance, load)
+    run = Run([], [])
     t, end = 0.0, moments[-1]
     # What the linear solves leave behind is not the step's doing, and no step is short enough to cure it.
     accuracy = max(accuracy, 4 * tolerance)
@@ -62,6 +73,7 @@ def tr_bdf2(
     slope = None
     scale = scheme.norm(u) or 1.0
     for moment in moments:
+        run.taken.append([])
         while t < moment * (1 - 1e-12):
             remaining = moment - t
             dt = (
@@ -76,6 +88,7 @@ def tr_bdf2(
             if fixed is None and ratio > 1 and dt > shortest:
                 proposed = max(shortest, dt * _ladder(max(SHRINK, SAFETY * ratio ** (-1 / 3))))
                 continue
+            run.taken[-1].append((t, dt))
             u, slope, t = new, new_slope, t + dt
             scale = max(scheme.norm(u), 1e-3 * scale)
             run.steps += 1
@@ -84,6 +97,29 @@ def tr_bdf2(
             update(t / end, f"{run.steps} steps")
         t = moment
         run.snapshots.append(u)
+    return run
+
+
+def _in_stretches(
+    scheme: Scheme, u: Tensor, first: Run, tolerance: float, load: Callable[[float], Tensor] | None
+) -> Run:
+    """The steps that a first run took, with gradients, about sqrt(steps) of them between two states that are kept."""
+    run = Run([], first.taken, steps=first.steps)
+
+    def stretch(u: Tensor, slope: Tensor | None, taken: list[tuple[float, float]]) -> tuple[Tensor, Tensor | None]:
+        for time, dt in taken:
+            u, slope, _ = _step(scheme, u, slope, time, dt, tolerance, run, load)
+        return u, slope
+
+    length, slope = max(1, math.isqrt(first.steps)), None
+    for taken in first.taken:
+        for i in range(0, len(taken), length):
+            u, slope = cast(
+                tuple[Tensor, Tensor],
+                recompute_later(stretch, u, slope, taken[i : i + length], use_reentrant=False, preserve_rng_state=False),
+            )
+        run.snapshots.append(u)
+    run.cycles, run.residual = first.cycles, first.residual
     return run
 
 
@@ -140,7 +176,7 @@ def explicit_euler(
     scheme: Scheme, u: Tensor, moments: list[float], steps: int | None, update: Callable[[float, str], None]
 ) -> Run:
     """u <- E (u + dt L u), the explicit closest point iteration, with dt = 0.1 dx^2 unless steps are given."""
-    run = Run([])
+    run = Run([], [])
     t, end = 0.0, moments[-1]
     start = scheme.norm(u)
     dt_most = 0.1 * scheme.spacing**2 if steps is None else end / steps

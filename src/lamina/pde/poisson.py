@@ -14,7 +14,7 @@ from lamina.errors import InputError, SolveError
 from lamina.linear.krylov import KrylovResult
 from lamina.pde.boundary import posed
 from lamina.pde.conditions import Condition
-from lamina.pde.variational import Diffusivity
+from lamina.pde.variational import Coefficient, Diffusivity
 from lamina.progress import progress
 from lamina.sizing import extent
 from lamina.solution import Solution
@@ -29,7 +29,7 @@ def poisson(
     f: Callable[[Tensor], Tensor] | Tensor | float,
     conditions: Sequence[Condition] | Condition | None = None,
     *,
-    screening: float = 0.0,
+    screening: Coefficient = 0.0,
     diffusivity: Diffusivity | None = None,
     tolerance: float | None = None,
     show_progress: bool | None = None,
@@ -42,16 +42,18 @@ def poisson(
     by zero mean on every connected component that no Dirichlet or Robin condition holds, and the mean of f and of the
     flux there is removed (with a warning when there is one to speak of). diffusivity: a positive number, values (m,) or
     symmetric tensors (m, 3, 3), whose tangential part counts, at domain.points, or a callable with such values.
+    screening: a number >= 0, values (m,) at domain.points, or a callable. The solution has gradients with respect to
+    every tensor that is given, and to the shape where the surface carries them (docs/layers.md).
     tolerance: relative residual, 1e-8 or what the precision allows.
 
     Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False
     returns what there is, with a warning).
     """
-    if not (math.isfinite(screening) and screening >= 0):
-        raise InputError(f"screening must be a number >= 0, got {screening!r}.")
     start = time.perf_counter()
-    problem = posed(domain, conditions, diffusivity)
+    shift = checked_number(screening, "screening")
+    problem = posed(domain, conditions, diffusivity, None if shift is not None else screening)
     domain, scheme = problem.domain, problem.scheme
+    shift = 0.0 if shift is None else shift
     tolerance = default_tolerance(domain, tolerance)
     right = domain.field(f, "the right-hand side")
     g = scheme.load(right)
@@ -60,15 +62,16 @@ def poisson(
     with progress("solving", show_progress) as update:
         result = scheme.solve(
             g,
-            float(screening),
+            shift,
             tolerance=tolerance,
             start=None,
             report=lambda i, r: update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}"),
         )
     warnings = check_convergence(result, tolerance, raise_on_failure)
     u = result.solution
-    if screening == 0:
-        warnings += _mean_warning(scheme.incompatible(g, u), right(domain.points), domain)
+    if not (isinstance(shift, Tensor) or shift):
+        with torch.no_grad():
+            warnings += _mean_warning(scheme.incompatible(g, u), right(domain.points), domain)
         u = scheme.remove_mean(u, lambda u: domain.mean(domain.readout @ u))
     return Solution(
         domain,
@@ -80,6 +83,23 @@ def poisson(
         seconds=time.perf_counter() - start,
         warnings=tuple(warnings),
     )
+
+
+def checked_number(data: Coefficient, name: str) -> float | Tensor | None:
+    """data if it is a number >= 0, a tensor if it carries gradients; None if it is a field.
+
+    Raises InputError for other numbers.
+    """
+    if callable(data) or (isinstance(data, Tensor) and data.ndim):
+        return None
+    value = float(data)
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{name} must be a number >= 0, got {value!r}.")
+    if isinstance(data, Tensor) and data.requires_grad:
+        if value == 0:
+            raise InputError(f"{name} must be positive for gradients with respect to it, got 0.")
+        return data
+    return value
 
 
 def default_tolerance(domain: Domain, tolerance: float | None) -> float:

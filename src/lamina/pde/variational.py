@@ -14,6 +14,8 @@ from lamina.schemes.trace import Trace
 
 # A number, values (m,) or tensors (m, 3, 3) at domain.points, or a function of points with such values.
 Diffusivity = Callable[[Tensor], Tensor] | Tensor | float
+# A number, values (m,) at domain.points, or a function of points.
+Coefficient = Callable[[Tensor], Tensor] | Tensor | float
 
 
 def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> tuple[Domain, Trace]:
@@ -36,6 +38,14 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> t
     if diffusivity is None:
         return domain, scheme
     return domain, Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
+
+
+def screening_on(domain: Domain, data: Coefficient, quadrature: Quadrature) -> Tensor:
+    """A screening (q,) at the points of a quadrature. Raises InputError where it is negative."""
+    values = domain.field(data, "the screening")(quadrature.points)
+    if not bool((values >= 0).all()):
+        raise InputError(f"the screening must be >= 0, got {float(values.min()):.3g} somewhere.")
+    return values
 
 
 def on_quadrature(diffusivity: Callable[[Tensor], Tensor], quadrature: Quadrature) -> Tensor:

@@ -7,7 +7,7 @@ from torch import nn
 from lamina.band import Band
 from lamina.errors import InputError
 from lamina.extension.attention import Attention, attention_extension, sampled_band
-from lamina.extension.interpolation import Lines, interpolation_matrix
+from lamina.extension.interpolation import Lines, interpolation
 from lamina.geometry.lattice import Lattice
 from lamina.learn.patches import safe_radius
 from lamina.progress import Update
@@ -127,7 +127,7 @@ def _on_shell(
     update(0.0, "closest points")
     band = Band.build(geometry, lattice, radius)
     if attention is None or network is None:
-        E = interpolation_matrix(band, band.feet.points, band.component, Lines.NONE)
+        E = interpolation(band, band.feet.points, band.component, Lines.NONE)
         return made(band, E, False, geometry.component_count, update, readout=readout), []
     band, samples = sampled_band(geometry, band, radius)
     learned = attention_extension(band, radius, samples, attention, network, update)

@@ -7,11 +7,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from lamina.linear.adjoint import Sparse
 from lamina.linear.krylov import KrylovResult
 from lamina.surfaces.base import ClosestPoints
 
 FREE, VALUE, FLUX = 0, 1, 2  # what a condition gives at a place of a rim: nothing, u, or the flux
 Field = Callable[[Tensor], Tensor]  # points (n, 3) on the surface -> values (n,)
+Shift = float | Tensor  # c in A - c M; a tensor () may carry gradients
+Report = Callable[[int, float], None]  # iteration, relative residual
 
 
 class Scheme(Protocol):
@@ -43,8 +46,13 @@ class Scheme(Protocol):
         """The unknowns that stand for the surface field u."""
         ...
 
-    def solve(self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None, report) -> KrylovResult:
-        """Solve (A - shift M) u = g; for shift 0 up to a constant a component, g made compatible."""
+    def solve(
+        self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None, report: Report | None
+    ) -> KrylovResult:
+        """Solve (A - shift M) u = g; for shift 0 up to a constant a component, g made compatible.
+
+        The solution has gradients with respect to g (n,), or k of them (n, k), and to all that A and M carry.
+        """
         ...
 
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
@@ -63,8 +71,8 @@ class Scheme(Protocol):
         """What was taken off g on each component for A u = g to have a solution, as a mean of f (c,)."""
         ...
 
-    def readout(self, feet: ClosestPoints) -> Tensor:
-        """Sparse matrix (n, unknowns) that evaluates a field at n points on the surface."""
+    def readout(self, feet: ClosestPoints) -> Sparse:
+        """The matrix (n, unknowns) that evaluates a field at n points on the surface."""
         ...
 
     def table(self) -> list[tuple[float, int, int, int]]:

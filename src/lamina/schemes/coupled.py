@@ -27,13 +27,15 @@ import torch
 from torch import Tensor
 
 from lamina.band import Band, band_radius
-from lamina.extension.interpolation import Lines, interpolation_matrix, linear_stencil, rows_to_csr
+from lamina.extension.interpolation import Lines, interpolation, interpolation_matrix, linear_stencil
 from lamina.geometry.lattice import Lattice
-from lamina.linear.components import ComponentMean
-from lamina.linear.krylov import fgmres
+from lamina.linear.adjoint import Sparse, System, solve, transposed
+from lamina.linear.assembly import rows_to_csr
+from lamina.linear.components import ComponentMean, column
+from lamina.linear.krylov import KrylovResult, fgmres
 from lamina.linear.multigrid import Shifted, chebyshev_steps
 from lamina.progress import Update
-from lamina.schemes.base import Field
+from lamina.schemes.base import Field, Report, Shift
 from lamina.schemes.ghosts import Ghosts, Held, Rule
 from lamina.schemes.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.base import ClosestPoints, Surface
@@ -98,10 +100,11 @@ class ShiftedLevel:
         steps = SMOOTHER_STEPS
         scale = diagonal(STENCIL, self.level.band.spacing) + self.shift
         if self.level.held is not None:
+            inverse = column(self._inverse, g)
             if u is None:
-                u, steps = -steps[0] * self._inverse * g, steps[1:]
+                u, steps = -steps[0] * inverse * g, steps[1:]
             for step in steps:
-                u = torch.addcmul(u, self._inverse, self.apply(u) - g, value=step)
+                u = torch.addcmul(u, inverse, self.apply(u) - g, value=step)
             return self.project(u)
         if u is None:
             u, steps = g * (-steps[0] / scale), steps[1:]
@@ -132,9 +135,43 @@ class ShiftedLevel:
             for _ in range(COARSEST_SWEEPS):
                 u = self.relax(u, g)
             return u
-        border = g.new_zeros(self.factor[0].shape[0] - len(g))
-        g = torch.cat([self.project(g), border])
-        return torch.linalg.lu_solve(*self.factor, g[:, None])[: self.level.E.shape[0], 0]
+        return self._direct(self.project(g), adjoint=False)
+
+    def _direct(self, g: Tensor, adjoint: bool) -> Tensor:
+        assert self.factor is not None
+        n = len(g)
+        g_and_border = torch.nn.functional.pad(g.reshape(n, -1), (0, 0, 0, self.factor[0].shape[0] - n))
+        return torch.linalg.lu_solve(*self.factor, g_and_border, adjoint=adjoint)[:n].reshape(g.shape)
+
+
+class AdjointLevel(ShiftedLevel):
+    """(A - c I)^T on one level; restriction and prolongation change places."""
+
+    @cached_property
+    def _transposed(self) -> tuple[Tensor | None, ...]:
+        own = self.level
+        held = None if own.held is None else own.held.E
+        matrices = (own.E, own.L, held, own.to_coarse, own.from_coarse)
+        return tuple(None if m is None else transposed(m)[0] for m in matrices)
+
+    def apply(self, u: Tensor) -> Tensor:
+        """A^T v = (L + gamma)^T E^T v - gamma v; held rows have neither, but their rule."""
+        E, L, held = (cast(Tensor, m) for m in self._transposed[:3])
+        gamma, free = self.level.gamma, self.level.without_held(u)
+        v = E @ free
+        out = torch.add(L @ v, v - u, alpha=gamma)
+        if self.level.held is not None:
+            out = torch.add(out, held @ u[self.level.held.rows], alpha=gamma)
+        return out if self.shift == 0 else torch.sub(out, free, alpha=self.shift)
+
+    def restrict(self, residual: Tensor) -> Tensor:
+        return cast(Tensor, self._transposed[4]) @ residual
+
+    def prolong(self, correction: Tensor) -> Tensor:
+        return self.project(cast(Tensor, self._transposed[3]) @ correction)
+
+    def solve(self, g: Tensor) -> Tensor:
+        return super().solve(g) if self.factor is None else self._direct(self.project(g), adjoint=True)
 
 
 class Coupled:
@@ -154,9 +191,9 @@ class Coupled:
         self.order, self.rim_order = order, rim_order
         self.spacing = lattice.spacing
         self.component_count = surface.component_count
-        self.levels = build_levels(surface, lattice, order, update, rim_order)
+        self.levels, self.extension = build_levels(surface, lattice, order, update, rim_order)
         self.rule: Rule | None = None  # other than no flux through rims
-        self._shifted = Shifted(self._shift)
+        self._shifted, self._adjoint = Shifted(self._shift), Shifted(self._shift_adjoint)
 
     def following(self, rules: list[Rule | None], held: Tensor) -> Coupled:
         """This scheme with other rules for the ghosts of each level; held (c,) bool: the components on which they hold
@@ -170,6 +207,8 @@ class Coupled:
             if rule is not None and level.ghosts is not None:
                 rows = level.ghosts.rows
                 E = scaled_rows(level.E, rows, rule.sign)
+                if i == 0:
+                    other.extension = Sparse(E, scaled_entries(self.extension, rows, rule.sign))
                 new = replace(new, E=E, held=Held.of(E, rows[rule.sign <= 0]))
                 if level.from_coarse is not None:
                     new = replace(new, from_coarse=scaled_rows(level.from_coarse, rows, rule.sign))
@@ -178,7 +217,7 @@ class Coupled:
                 new = replace(new, to_coarse=scaled_rows(level.to_coarse, below.rows, coarse.sign))
             levels.append(new)
         other.levels, other.rule = levels, rules[0]
-        other._shifted = Shifted(other._shift)
+        other._shifted, other._adjoint = Shifted(other._shift), Shifted(other._shift_adjoint)
         return other
 
     def with_ghosts(self, u: Tensor, g: Tensor) -> Tensor:
@@ -208,45 +247,82 @@ class Coupled:
         return self.levels[0].without_held(u)
 
     def load(self, f: Field) -> Tensor:
-        return self.levels[0].without_held(self.levels[0].E @ self.sample(f))
+        return self.extended(self.sample(f))
+
+    def extended(self, f: Tensor) -> Tensor:
+        """The right-hand side for values f (n,) or (n, k) at the closest points of the nodes."""
+        return self.levels[0].without_held(self.extension @ f)
 
     def sample(self, u: Field) -> Tensor:
         return u(self.levels[0].band.feet.points)
 
-    def solve(self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None):
-        """GMRES on A - shift I, preconditioned by one V-cycle."""
-        finest = self._shifted.levels(shift)[0]
-        return fgmres(
-            lambda u: finest.project(finest.apply(u)),
-            finest.project(g),
-            precondition=self._shifted.cycle(shift),
-            start=start,
-            tolerance=tolerance,
-            scale=float(g.norm()),  # a right-hand side that is all mean leaves only rounding once projected
-            report=report,
+    def solve(
+        self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
+    ) -> KrylovResult:
+        """GMRES on A - shift I, preconditioned by one V-cycle; backward the same with the transposes."""
+        c = float(shift)
+
+        def gmres(levels: Shifted, b: Tensor, begin: Tensor | None, report: Report | None) -> KrylovResult:
+            finest = levels.levels(c)[0]
+            return fgmres(
+                lambda u: finest.project(finest.apply(u)),
+                finest.project(b),
+                precondition=levels.cycle(c),
+                start=begin,
+                tolerance=tolerance,
+                scale=b.norm(dim=0),  # a right-hand side that is all mean leaves only rounding once projected
+                report=report,
+            )
+
+        begin = None if start is None else start.detach()
+        system = System(
+            lambda b: gmres(self._shifted, b, begin, report),
+            lambda b: gmres(self._adjoint, b, None, None),
+            *self._sensitivity(shift),
         )
+        return solve(system, g)
+
+    def _sensitivity(self, shift: Shift):
+        """What A - shift M is made of and carries gradients; and those of -v.(A - shift M) u with respect to it."""
+        level, E = self.levels[0], self.extension
+        entries = () if E.values is None else (E.values,)
+        shifts = (shift,) if isinstance(shift, Tensor) else ()
+
+        def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
+            found, free = [], level.without_held(v)
+            if entries:
+                by_E = -E.pairs(free, self._laplacian @ u + level.gamma * u)
+                found.append(by_E if level.held is None else by_E - level.gamma * E.pairs(v - free, u))
+            if shifts:
+                found.append((free * u).sum())
+            return found
+
+        return (*entries, *shifts), by_entries
+
+    @cached_property
+    def _laplacian(self) -> Sparse:
+        return Sparse(self.levels[0].L)
 
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
-        level = self.levels[0]
-        return level.E @ torch.add(u, level.L @ u, alpha=dt)
+        return self.extension @ torch.add(u, self._laplacian @ u, alpha=dt)
 
     def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:
         mean = mean_at_points(u)
         only = self.levels[0].mean.only
         if only is not None:
-            mean = torch.where(only, mean, 0)
+            mean = torch.where(column(only, mean), mean, 0)
         return u - (mean if self.component_count == 1 else mean[self.levels[0].band.component])
 
     def norm(self, u: Tensor) -> float:
-        return float(self.levels[0].without_held(u).square().mean().sqrt())
+        return float(self.levels[0].without_held(u.detach()).square().mean().sqrt())
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         mean = self.levels[0].mean
-        found = mean(g - self.apply(u))
+        found = mean(g.detach() - self.apply(u.detach()))
         return found if mean.only is None else torch.where(mean.only, found, 0)
 
-    def readout(self, feet: ClosestPoints) -> Tensor:
-        return interpolation_matrix(self.levels[0].band, feet.points, feet.component, self.levels[0].lines)
+    def readout(self, feet: ClosestPoints) -> Sparse:
+        return interpolation(self.levels[0].band, feet.points, feet.component, self.levels[0].lines)
 
     def table(self) -> list[tuple[float, int, int, int]]:
         rows = []
@@ -266,6 +342,10 @@ class Coupled:
         if len(self.levels[-1].band) <= DIRECT_NODES:
             levels[-1] = ShiftedLevel(self.levels[-1], shift, self._factor(shift))
         return levels
+
+    def _shift_adjoint(self, shift: float) -> list[ShiftedLevel]:
+        own = self._shifted.levels(shift)
+        return [AdjointLevel(level.level, shift, level.factor) for level in own]
 
     def _factor(self, shift: float) -> tuple[Tensor, Tensor]:
         """LU of the coarsest A - shift I; for shift 0 bordered by the constants of each component."""
@@ -289,31 +369,44 @@ class Coupled:
 def scaled_rows(matrix: Tensor, rows: Tensor, factor: Tensor) -> Tensor:
     """A CSR matrix with some rows (g,) multiplied by factors (g,)."""
     crow = matrix.crow_indices()
-    scale = torch.ones(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
-    scale[rows] = factor
-    values = matrix.values() * scale.repeat_interleave((crow[1:] - crow[:-1]).long())
+    values = matrix.values() * _row_scale(matrix, rows, factor.detach())
     return torch.sparse_csr_tensor(crow, matrix.col_indices(), values, matrix.shape, check_invariants=False)
+
+
+def scaled_entries(sparse: Sparse, rows: Tensor, factor: Tensor) -> Tensor | None:
+    """The entries with their graph of the same, if they have one."""
+    values = sparse.matrix.values() if sparse.values is None else sparse.values
+    values = values * _row_scale(sparse.matrix, rows, factor)
+    return values if values.requires_grad else None
+
+
+def _row_scale(matrix: Tensor, rows: Tensor, factor: Tensor) -> Tensor:
+    scale = torch.ones(matrix.shape[0], dtype=matrix.dtype, device=matrix.device).index_copy(0, rows, factor)
+    return scale.repeat_interleave(torch.diff(matrix.crow_indices()).long())
 
 
 def build_levels(
     surface: Surface, lattice: Lattice, order: int, update: Update, rim_order: int = 2
-) -> list[CoupledLevel]:
-    """Bands of spacing dx, 2dx, 4dx, ... until one is small enough for a direct solve.
+) -> tuple[list[CoupledLevel], Sparse]:
+    """Bands of spacing dx, 2dx, 4dx, ... until one is small enough for a direct solve; and E of the first of them.
 
-    Coarse levels only correct, so they are second order whatever the finest is.
+    Coarse levels only correct, so they are second order whatever the finest is, and carry no gradients.
     """
     bands, kinds, ghosts = [], [], []
     lines = LINES[order]
     while True:
         update(0.5 - 0.5 ** (len(bands) + 1), f"closest points at spacing {lattice.spacing:.3g}")
-        band = Band.build(surface, lattice, band_radius(lattice.spacing, lines, STENCIL // 2))
-        band, beyond = Ghosts.of(surface, band, rim_order)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not bands):
+            band = Band.build(surface, lattice, band_radius(lattice.spacing, lines, STENCIL // 2))
+            band, beyond = Ghosts.of(surface, band, rim_order)
         bands.append(band)
         ghosts.append(beyond)
         kinds.append(lines)
         if len(bands[-1]) <= COARSEST_NODES or (len(bands) > 2 and len(bands[-1]) > 0.6 * len(bands[-2])):
             break
         lattice, lines = lattice.coarsened(), COARSE_LINES
+    feet = bands[0].feet
+    extension = interpolation(bands[0], feet.points, feet.component, kinds[0])
     levels = []
     for i, (band, lines) in enumerate(zip(bands, kinds, strict=True)):
         coarse = bands[i + 1] if i + 1 < len(bands) else None
@@ -323,7 +416,7 @@ def build_levels(
             CoupledLevel(
                 band,
                 lines,
-                E=interpolation_matrix(band, feet.points, feet.component, lines),
+                E=extension.matrix if i == 0 else interpolation_matrix(band, feet.points, feet.component, lines),
                 L=laplacian_matrix(band, STENCIL),
                 mean=ComponentMean(band.component, surface.component_count),
                 ghosts=ghosts[i],
@@ -331,7 +424,7 @@ def build_levels(
                 from_coarse=None if coarse is None else _transfer(coarse, band),
             )
         )
-    return levels
+    return levels, extension
 
 
 def _transfer(source: Band, target: Band) -> Tensor:
@@ -339,5 +432,5 @@ def _transfer(source: Band, target: Band) -> Tensor:
 
     Cubic transfers would save a cycle or two in eight and double the memory of the whole hierarchy.
     """
-    index, weights = linear_stencil(source, target.feet.points, target.feet.component)
+    index, weights = linear_stencil(source, target.feet.points.detach(), target.feet.component)
     return rows_to_csr(index, weights, len(source))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
+from lamina.geometry.triangles import safe_sqrt
 from lamina.quadrature import Quadrature
 from lamina.schemes.rim import Rim, Shape
 from lamina.schemes.seams import Sides
@@ -65,7 +66,7 @@ class CutSurface:
         if not sheets:
             elements, host = elements.without_copies()
             element = host[element]
-        area = quadrature.weights.new_zeros(len(elements.cell)).index_add_(0, element, quadrature.weights)
+        area = quadrature.weights.new_zeros(len(elements.cell)).index_add_(0, element, quadrature.weights.detach())
         rim = None
         if sides is not None and shape is not None and find is not None and len(sides.source):
             rim = Rim.of(sides, shape, find)
@@ -115,5 +116,7 @@ def mean_normals(quadrature: Quadrature, element: Tensor, count: int) -> tuple[T
     # The eigenvalues add up to 1 and their squares to |mean|^2, so the largest gives the others.
     first = torch.einsum("ea,eab,eb->e", direction, mean, direction)
     rest = 1 - first
-    apart = (2 * (mean.square().sum((1, 2)) - first**2) - rest**2).clamp_min(0).sqrt()
+    # Where both are rounding, as on a plane, no gradient is to be had of it.
+    square = 2 * (mean.square().sum((1, 2)) - first**2) - rest**2
+    apart = safe_sqrt(square, 1e-12)
     return direction, (first - 0.5 * (rest + apart)).clamp(0, 1)

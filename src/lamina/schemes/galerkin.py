@@ -53,12 +53,13 @@ def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Ten
     return out.reshape(-1, 8, 8)
 
 
-def consistent_mass(cut: CutSurface) -> Tensor:
-    """sum_q w_q phi_i phi_j for every element."""
+def consistent_mass(cut: CutSurface, density: Tensor | None = None) -> Tensor:
+    """sum_q w_q density_q phi_i phi_j for every element; density (q,), 1 unless given."""
     out = cut.local.new_zeros(cut.elements.active, 64)
+    weights = cut.quadrature.weights if density is None else cut.quadrature.weights * density
     for here in _chunks(cut):
         phi = trilinear(cut.local[here])
-        weighted = phi * cut.quadrature.weights[here, None]
+        weighted = phi * weights[here, None]
         _add_pieces(out, cut.element[here], phi.reshape(-1, 3, 8), weighted.reshape(-1, 3, 8))
     return out.reshape(-1, 8, 8)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lamina.errors import SolveError
 from lamina.linear.assembly import Pattern, assemble
-from lamina.linear.components import ComponentMean
+from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
 from lamina.schemes.galerkin import child_interpolation
@@ -27,6 +27,7 @@ from lamina.schemes.sheets import Elements
 SMOOTHER = 6, 80.0  # degree; largest over smallest eigenvalue that the smoother damps: much, for the sake of slivers
 COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 1500}  # a GPU inverts quickly and launches slowly
 DENSE_UNKNOWNS = 1500  # beyond, a CPU factors the coarsest matrix as a sparse one
+COARSEST_SWEEPS = 8
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,47 @@ class ShiftedLevel:
         return self.level.matrix(1.0, self.shift)
 
     @cached_property
+    def mass_matrix(self) -> Tensor:
+        return self.level.matrix(0.0, 1.0)
+
+    @property
+    def diagonal(self) -> Tensor:
+        return self.matrix.values()[self.level.pattern.diagonal]
+
+    @property
+    def mass_diagonal(self) -> Tensor:
+        return self.level.mass[self.level.pattern.diagonal]
+
+    @cached_property
     def inverse_diagonal(self) -> Tensor:
         """Of unknowns that carry something; those that no finer one depends on have empty rows, and get 0."""
-        diagonal = self.matrix.values()[self.level.pattern.diagonal]
+        diagonal = self.diagonal
         return torch.where(diagonal > 0, 1 / diagonal, 0)
+
+    @cached_property
+    def channel_steps(self) -> list[float]:
+        """As `steps`, for K + c M with any c: its eigenvalues against its diagonal lie between those of K and of M."""
+        largest = 0.0
+        for matrix, diagonal in ((self.matrix, self.diagonal), (self.mass_matrix, self.mass_diagonal)):
+            scale = torch.where(diagonal > 0, 1 / diagonal, 0).sqrt()
+            largest = max(largest, 1.15 * largest_eigenvalue(lambda v, A=matrix, s=scale: s * (A @ (s * v)), scale))
+        degree, ratio = self.smoother
+        return chebyshev_steps(largest / ratio, largest, degree)
+
+    @cached_property
+    def modes(self) -> tuple[float, Tensor, Tensor]:
+        """b, m (n,) and V (n, n) with V^T (K + c M) V = 1 + (c - b) m for every c; coarsest level only."""
+        K, M = self.matrix.to_dense(), self.mass_matrix.to_dense()
+        base = float(K.diagonal().sum() / M.diagonal().sum()) / len(K)
+        A = K + base * M
+        scale = torch.where(A.diagonal() > 0, 1 / A.diagonal(), 0).sqrt()
+        A, M = (scale[:, None] * B * scale for B in (A, M))
+        factor = _lifted_cholesky(A)
+        half = torch.linalg.solve_triangular(factor, M, upper=False)
+        half = torch.linalg.solve_triangular(factor, half.T, upper=False)
+        share, vectors = torch.linalg.eigh(0.5 * (half + half.T))
+        modes = scale[:, None] * torch.linalg.solve_triangular(factor.T, vectors, upper=True)
+        return base, share.clamp_min(0), modes
 
     @cached_property
     def steps(self) -> list[float]:
@@ -96,15 +134,8 @@ class ShiftedLevel:
                 constants = constants[:, self.mean.only]
             constants = constants / constants.norm(dim=0).clamp_min(torch.finfo(A.dtype).tiny)
             A = A + constants @ constants.T
-        lift = 16 * torch.finfo(A.dtype).eps
-        while True:
-            A.diagonal().add_(lift)
-            factor, info = torch.linalg.cholesky_ex(A)
-            if int(info) == 0:
-                return torch.cholesky_inverse(factor) if A.is_cuda else factor
-            if lift > 1:
-                raise SolveError("The coarsest matrix could not be factored; check the surface and the diffusivity.")
-            lift *= 10
+        factor = _lifted_cholesky(A)
+        return torch.cholesky_inverse(factor) if A.is_cuda else factor
 
     @cached_property
     def sparse_factor(self) -> SuperLU:
@@ -121,7 +152,7 @@ class ShiftedLevel:
         return self.matrix @ u
 
     def relax(self, u: Tensor | None, g: Tensor) -> Tensor:
-        steps, inverse = self.steps, _rows(self.inverse_diagonal, g)
+        steps, inverse = self.steps, column(self.inverse_diagonal, g)
         if u is None:
             u, steps = steps[0] * inverse * g, steps[1:]
         for step in steps:
@@ -154,7 +185,7 @@ class ShiftedLevel:
     def solve(self, g: Tensor) -> Tensor:
         if self.shift == 0:
             g = self.mean.remove(g)
-        scale = _rows(self.inverse_diagonal.sqrt(), g)
+        scale = column(self.inverse_diagonal.sqrt(), g)
         if g.is_cuda:
             return scale * (self.factor @ (scale * g))
         if len(g) > DENSE_UNKNOWNS:
@@ -163,9 +194,59 @@ class ShiftedLevel:
         return scale * torch.cholesky_solve((scale * g).reshape(len(g), -1), self.factor).reshape(g.shape)
 
 
-def _rows(v: Tensor, like: Tensor) -> Tensor:
-    """v (n,) shaped to scale the rows of `like`, (n,) or (n, k)."""
-    return v if like.ndim == 1 else v[:, None]
+def _lifted_cholesky(A: Tensor) -> Tensor:
+    """Cholesky factor of A, scaled to a unit diagonal, lifted by as little as will do; A is changed."""
+    lift = 16 * torch.finfo(A.dtype).eps
+    while True:
+        A.diagonal().add_(lift)
+        factor, info = torch.linalg.cholesky_ex(A)
+        if int(info) == 0:
+            return factor
+        if lift > 1:
+            raise SolveError("The coarsest matrix could not be factored; check the surface and the diffusivity.")
+        lift *= 10
+
+
+@dataclass(frozen=True)
+class ChannelLevel:
+    """K + c M on one level, with a shift c > 0 of its own for each column of (n, k)."""
+
+    level: ShiftedLevel  # K alone, and the interpolation between levels
+    shift: Tensor  # (k,)
+
+    def apply(self, u: Tensor) -> Tensor:
+        return torch.addcmul(self.level.matrix @ u, self.level.mass_matrix @ u, self.shift)
+
+    @cached_property
+    def _inverse_diagonal(self) -> Tensor:
+        """(n, k)."""
+        own = self.level
+        diagonal = own.diagonal[:, None] + own.mass_diagonal[:, None] * self.shift
+        return torch.where(diagonal > 0, 1 / diagonal, 0)
+
+    def relax(self, u: Tensor | None, g: Tensor) -> Tensor:
+        steps, inverse = self.level.channel_steps, self._inverse_diagonal
+        if u is None:
+            u, steps = steps[0] * inverse * g, steps[1:]
+        for step in steps:
+            u = torch.addcmul(u, inverse, g - self.apply(u), value=step)
+        return u
+
+    def restrict(self, residual: Tensor) -> Tensor:
+        return self.level.restrict(residual)
+
+    def prolong(self, correction: Tensor) -> Tensor:
+        return self.level.prolong(correction)
+
+    def solve(self, g: Tensor) -> Tensor:
+        """By the modes of K and M together, which serve every shift; by smoothing, where they are too many."""
+        if len(g) > DENSE_UNKNOWNS:
+            u = self.relax(None, g)
+            for _ in range(COARSEST_SWEEPS):
+                u = self.relax(u, g)
+            return u
+        base, share, modes = self.level.modes
+        return modes @ ((modes.T @ g) / (1 + (self.shift - base) * share[:, None]))
 
 
 def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> list[TraceLevel]:

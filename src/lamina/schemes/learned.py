@@ -9,10 +9,14 @@ scheme. Flexible GMRES, preconditioned by the V-cycle of L.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from lamina.linear.adjoint import System, solve
 from lamina.linear.krylov import KrylovResult, fgmres
+from lamina.schemes.base import Report, Shift
 from lamina.schemes.coupled import PENALTY
 from lamina.schemes.shell import Shell
 
@@ -28,29 +32,53 @@ class LearnedCoupled(Shell):
 
     def apply(self, u: Tensor) -> Tensor:
         """A u = E (L u + gamma u) - gamma u."""
-        return self.E @ torch.sub(self.gamma * u, self.K @ u) - self.gamma * u
+        return self.extension @ self._carried(u) - self.gamma * u
+
+    def _carried(self, u: Tensor) -> Tensor:
+        return torch.sub(self.gamma * u, self.stiffness @ u)
 
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
-        return self.E @ torch.sub(u, self.K @ u, alpha=dt)
+        return self.extension @ torch.sub(u, self.stiffness @ u, alpha=dt)
 
     def solve(
-        self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None
+        self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
     ) -> KrylovResult:
         """GMRES on A - shift I; for shift 0 up to a constant a component, g made compatible."""
-        mean, cycle = self._shifted.levels(shift)[0].mean, self._shifted.cycle(shift)
+        c = float(shift)
+        mean, cycle = self._shifted.levels(c)[0].mean, self._shifted.cycle(c)
 
         def project(v: Tensor) -> Tensor:
-            return v if shift else mean.remove(v)
+            return v if c else mean.remove(v)
 
-        return fgmres(
-            lambda u: project(torch.sub(self.apply(u), u, alpha=shift)),
-            project(g),
-            precondition=lambda r: project(-cycle(r)),
-            start=start,
-            tolerance=tolerance,
-            scale=float(g.norm()),
-            report=report,
+        def gmres(apply: Callable[[Tensor], Tensor], b: Tensor, begin: Tensor | None, report: Report | None):
+            return fgmres(
+                lambda u: project(torch.sub(apply(u), u, alpha=c)),
+                project(b),
+                precondition=lambda r: project(-cycle(r)),
+                start=begin,
+                tolerance=tolerance,
+                scale=b.norm(dim=0),
+                report=report,
+            )
+
+        def apply_transposed(v: Tensor) -> Tensor:
+            return self._carried(self.extension.T @ v) - self.gamma * v
+
+        entries = () if self.extension.values is None else (self.extension.values,)
+        shifts = (shift,) if isinstance(shift, Tensor) else ()
+
+        def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
+            found = [-self.extension.pairs(v, self._carried(u))] if entries else []
+            return [*found, (v * u).sum()] if shifts else found
+
+        begin = None if start is None else start.detach()
+        system = System(
+            lambda b: gmres(self.apply, b, begin, report),
+            lambda b: gmres(apply_transposed, b, None, None),
+            (*entries, *shifts),
+            by_entries,
         )
+        return solve(system, g)
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
-        return self._shifted.levels(0.0)[0].mean(g - self.apply(u))
+        return self._shifted.levels(0.0)[0].mean(g.detach() - self.apply(u.detach()))

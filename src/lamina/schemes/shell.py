@@ -30,9 +30,10 @@ from torch import Tensor
 
 from lamina.band import Band
 from lamina.errors import InputError
-from lamina.extension.interpolation import cubic_or_linear_matrix, linear_stencil, rows_to_csr
+from lamina.extension.interpolation import cubic_or_linear_matrix, linear_stencil
 from lamina.extension.rbf import rbf_matrix
 from lamina.geometry.lattice import OCTANTS
+from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import Pattern
 from lamina.progress import Update
 from lamina.schemes.base import Field
@@ -50,7 +51,7 @@ CUBIC_RADIUS = math.sqrt(12)  # times dx: a node of the cubic stencil is at most
 class Shell(Symmetric):
     """The band's nodes with their graph Laplacian L = -K and its hierarchy. A `Scheme` with M = I.
 
-    band: all nodes within eps >= sqrt(3) dx of the surface. E: extension, sparse CSR (n, n), rows that sum to one.
+    band: all nodes within eps >= sqrt(3) dx of the surface. E: extension (n, n), sparse CSR, rows that sum to one.
     ambient: what E takes, values at the nodes themselves (True: the learned extension) or at their closest points.
     readout: "interpolation" (cubic, trilinear where the band lacks nodes) or "rbf" (Gaussian, as in the paper).
 
@@ -64,7 +65,7 @@ class Shell(Symmetric):
     def __init__(
         self,
         band: Band,
-        E: Tensor,
+        E: Sparse | Tensor,
         ambient: bool,
         component_count: int,
         update: Update = lambda fraction, what: None,
@@ -77,7 +78,8 @@ class Shell(Symmetric):
             raise InputError(
                 f"The extension has shape {tuple(E.shape)} and the band {len(band)} nodes; build both from one band."
             )
-        self.band, self.E, self.ambient, self.readout_kind = band, E, ambient, readout
+        self.extension = E if isinstance(E, Sparse) else Sparse(E)
+        self.band, self.E, self.ambient, self.readout_kind = band, self.extension.matrix, ambient, readout
         self.spacing = band.spacing
         update(0.5, f"operators of {len(band)} nodes")
         super().__init__(shell_levels(band), component_count)
@@ -95,28 +97,31 @@ class Shell(Symmetric):
         return u
 
     def load(self, f: Field) -> Tensor:
-        return self.E @ self.sample(f)
+        return self.extended(self.sample(f))
+
+    def extended(self, f: Tensor) -> Tensor:
+        """The right-hand side for values f (n,) or (n, k) at the nodes, or at their closest points."""
+        return self.extension @ f
 
     def sample(self, u: Field) -> Tensor:
         return u(self.band.lattice.position(self.band.ijk) if self.ambient else self.band.feet.points)
 
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
         """(I + dt L) E u; the field that is left is constant along normals only up to the step."""
-        u = self.E @ u
+        u = self.extension @ u
         return torch.add(u, self.apply(u), alpha=dt)
 
     def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:
         # Over the surface: where it is curved its two sides have unequal numbers of nodes.
         return u - mean_at_points(u)[self.component]
 
-    def readout(self, feet: ClosestPoints) -> Tensor:
+    def readout(self, feet: ClosestPoints) -> Sparse:
         if self.readout_kind == "rbf":
-            return rbf_matrix(self.band, feet.points, feet.component)
+            return Sparse(rbf_matrix(self.band, feet.points, feet.component))
         if self.radius >= CUBIC_RADIUS * self.spacing:
             # A band that was cut back to what lies near samples may lack some of the nodes between them.
-            return cubic_or_linear_matrix(self.band, feet.points, feet.component)
-        index, weights = linear_stencil(self.band, feet.points, feet.component)
-        return rows_to_csr(index, weights, len(self.band))
+            return Sparse(cubic_or_linear_matrix(self.band, feet.points, feet.component))
+        return sparse_rows(*linear_stencil(self.band, feet.points, feet.component), len(self.band))
 
     def table(self) -> list[tuple[float, int, int, int]]:
         (spacing, unknowns, entries, size), *coarser = super().table()

@@ -7,10 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.linear.components import ComponentMean
+from lamina.linear.adjoint import Sparse, System, solve
+from lamina.linear.components import ComponentMean, column, component_sums
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
-from lamina.linear.multigrid import Shifted
-from lamina.schemes.hierarchy import SMOOTHER, ShiftedLevel, TraceLevel
+from lamina.linear.multigrid import Shifted, v_cycle
+from lamina.schemes.base import Report, Shift
+from lamina.schemes.hierarchy import SMOOTHER, ChannelLevel, ShiftedLevel, TraceLevel
 
 
 class Symmetric:
@@ -18,12 +20,20 @@ class Symmetric:
 
     levels: the hierarchy, finest first. component_count c: the unknowns belong to components 0, ..., c - 1.
     free (c,) bool: on which of them K 1 = 0; where boundary conditions hold values it is not, and nothing is conserved.
+    entries: of K and of M (nnz,), where they carry gradients. Vectors are (n,), or (n, k) for k fields.
     """
 
     smoother = SMOOTHER
 
-    def __init__(self, levels: list[TraceLevel], component_count: int, free: Tensor | None = None):
+    def __init__(
+        self,
+        levels: list[TraceLevel],
+        component_count: int,
+        free: Tensor | None = None,
+        entries: tuple[Tensor, Tensor] | None = None,
+    ):
         self.levels = levels
+        self.entries = entries
         self.free = None if free is None or bool(free.all()) else free
         self.component = levels[0].component
         self.component_count = component_count
@@ -42,9 +52,19 @@ class Symmetric:
         return self.levels[0].matrix(0.0, 1.0)
 
     @cached_property
+    def stiffness(self) -> Sparse:
+        """K, with gradients."""
+        return Sparse(self.K, None if self.entries is None else self.entries[0])
+
+    @cached_property
+    def mass_matrix(self) -> Sparse:
+        """M, with gradients."""
+        return Sparse(self.M, None if self.entries is None else self.entries[1])
+
+    @cached_property
     def mass_of_one(self) -> Tensor:
         """M 1, whose inner product with u is the integral of u."""
-        return self.M @ torch.ones_like(self.levels[0].stiffness[: self.unknowns])
+        return self.mass_matrix @ torch.ones_like(self.levels[0].stiffness[: self.unknowns])
 
     @cached_property
     def area(self) -> Tensor:
@@ -52,45 +72,93 @@ class Symmetric:
         return self._component_sums(self.mass_of_one)
 
     def apply(self, u: Tensor) -> Tensor:
-        return -(self.K @ u)
+        return -(self.stiffness @ u)
 
     def mass(self, u: Tensor) -> Tensor:
-        return self.M @ u
+        return self.mass_matrix @ u
 
     def solve(
-        self, g: Tensor, shift: float, *, tolerance: float, start: Tensor | None = None, report=None
+        self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
     ) -> KrylovResult:
         """Conjugate gradients on K + shift M, preconditioned by one V-cycle; the right-hand side is -g.
 
         The mean of u on each component is known beforehand; what is solved for is the rest, so that neither the
         tolerance nor rounding touches the integral, and a field near its mean still gets all its digits.
+        shift: a number, or one (k,) for each column of g.
         """
-        finest = self._shifted.levels(shift)[0]
-        cycle = self._shifted.cycle(shift)
-        b = -self.compatible(g)
-        # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must not
-        # stop short of it.
-        scale = float(g.norm())
-        if shift:
-            scale = max(float(b.norm()), 1e2 * torch.finfo(b.dtype).eps / tolerance * scale)
+        moving = isinstance(shift, Tensor) or shift != 0
+        size = g.detach().norm(dim=0)
+        begin = None if start is None else self.without_mean(start).detach()
+
+        def forward(b: Tensor) -> KrylovResult:
+            return self._conjugate_gradients(b, shift, tolerance, begin, size, report)
+
+        def backward(b: Tensor) -> KrylovResult:
+            return self._conjugate_gradients(b, shift, tolerance, None, None, None)
+
+        result = solve(System(forward, backward, *self._sensitivity(shift)), -self.compatible(g))
+        u = self.without_mean(result.solution)
+        if moving:
+            mean = self._component_sums(g) / (shift * column(self.area, g))
+            u = u - self._on_free(mean)[self.component]
+        return KrylovResult(u, result.iterations, result.residual, result.converged)
+
+    def _conjugate_gradients(
+        self,
+        b: Tensor,
+        shift: Shift,
+        tolerance: float,
+        start: Tensor | None,
+        size: Tensor | None,
+        report: Report | None,
+    ) -> KrylovResult:
+        """Solve (K + shift M) u = b, b with zero sums on free components; size (k,): of b before its mean was taken."""
+        if isinstance(shift, Tensor) and shift.ndim:
+            levels = self._channels(shift.detach())
+            finest, cycle = levels[0], lambda r: v_cycle(levels, r)
+        else:
+            finest, cycle = self._shifted.levels(float(shift))[0], self._shifted.cycle(float(shift))
+        moving = isinstance(shift, Tensor) or shift != 0
+        scale = b.norm(dim=0) if size is None else size
+        if moving and size is not None:
+            # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must not
+            # stop short of it.
+            scale = torch.maximum(b.norm(dim=0), 1e2 * torch.finfo(b.dtype).eps / tolerance * size)
 
         def project(v: Tensor) -> Tensor:
             # For shift 0 constants are out of reach; rounding would pile up in them.
-            return v if shift else finest.mean.remove(v)
+            return v if moving else finest.mean.remove(v)
 
-        result = conjugate_gradients(
+        return conjugate_gradients(
             lambda u: project(finest.apply(u)),
             project(b),
             precondition=lambda r: project(cycle(r)),
-            start=None if start is None else self.without_mean(start),
+            start=start,
             tolerance=tolerance,
             scale=scale,
             report=report,
         )
-        u = self.without_mean(result.solution)
-        if shift:
-            u = u - self._on_free(self._component_sums(g) / (shift * self.area))[self.component]
-        return KrylovResult(u, result.iterations, result.residual, result.converged)
+
+    def _sensitivity(self, shift: Shift):
+        """What K + shift M is made of and carries gradients; and those of -v.(K + shift M) u with respect to it."""
+        entries = () if self.entries is None else self.entries
+        shifts = (shift,) if isinstance(shift, Tensor) else ()
+
+        def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
+            found = []
+            if entries:
+                found = [-self.stiffness.pairs(v, u), -self.mass_matrix.pairs(shift * v, u)]
+            if shifts:
+                each = -(v * (self.mass_matrix @ u)).sum(0)
+                found.append(each if each.shape == shifts[0].shape else each.sum())
+            return found
+
+        return (*entries, *shifts), by_entries
+
+    def _channels(self, shift: Tensor) -> list[ChannelLevel]:
+        """The levels of K + c M with a shift c (k,) of its own for each column."""
+        parts = (self._shifted.levels(0.0)[i] for i in range(len(self.levels)))
+        return [ChannelLevel(part, shift) for part in parts]
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
         """The levels of K + shift M; the last few are kept."""
@@ -102,18 +170,20 @@ class Symmetric:
 
     def compatible(self, g: Tensor) -> Tensor:
         """g less what makes its sum on each free component zero, spread like a constant f."""
-        mean = self._on_free(self._component_sums(g) / self.area)
-        return g - mean[self.component] * self.mass_of_one
+        mean = self._on_free(self._component_sums(g) / column(self.area, g))
+        return g - mean[self.component] * column(self.mass_of_one, g)
 
     def without_mean(self, u: Tensor) -> Tensor:
         """u less its mean on each free component."""
-        return u - self._on_free(self._component_sums(self.mass_of_one * u) / self.area)[self.component]
+        sums = self._component_sums(column(self.mass_of_one, u) * u)
+        return u - self._on_free(sums / column(self.area, u))[self.component]
 
     def _on_free(self, means: Tensor) -> Tensor:
-        return means if self.free is None else torch.where(self.free, means, 0)
+        return means if self.free is None else torch.where(column(self.free, means), means, 0)
 
     def norm(self, u: Tensor) -> float:
-        return float((torch.dot(u, self.mass(u)) / self.area.sum()).clamp_min(0).sqrt())
+        u = u.detach()
+        return float((torch.dot(u, self.M @ u) / self.area.sum()).clamp_min(0).sqrt())
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         return self._on_free(self._component_sums(g) / self.area)
@@ -127,4 +197,4 @@ class Symmetric:
         return rows
 
     def _component_sums(self, v: Tensor) -> Tensor:
-        return v.new_zeros(self.component_count).index_add_(0, self.component, v)
+        return component_sums(v, self.component, self.component_count)

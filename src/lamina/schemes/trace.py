@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.extension.interpolation import rows_to_csr
 from lamina.geometry.lattice import Lattice
+from lamina.linear.adjoint import Sparse, System, solve, sparse_rows
 from lamina.linear.assembly import assemble
-from lamina.linear.krylov import conjugate_gradients
+from lamina.linear.components import column
+from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.schemes.base import Field
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.galerkin import consistent_mass, element_matrices, stabilisation, trilinear
@@ -46,18 +47,35 @@ class Trace(Symmetric):
     name = "trace"
     order = 2
 
-    def __init__(self, cut: CutSurface, diffusivity: Tensor | None = None, asked: Asked | None = None):
-        """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given. asked: boundary conditions."""
+    def __init__(
+        self,
+        cut: CutSurface,
+        diffusivity: Tensor | None = None,
+        asked: Asked | None = None,
+        screening: Tensor | None = None,
+    ):
+        """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given. asked: boundary conditions.
+        screening (q,) >= 0: what u is multiplied with and taken off the Laplacian; 0 unless given."""
         self.cut, self.spacing, self.quadrature = cut, cut.spacing, cut.quadrature
         K, M = element_matrices(cut, diffusivity)
-        self.boundary = None if asked is None else boundary(cut, asked, K)
-        free = None
+        component = cut.elements.component[: cut.elements.active]
+        free = torch.ones(int(cut.elements.component.max()) + 1, dtype=torch.bool, device=K.device)
+        self.boundary = None if asked is None else boundary(cut, asked, K.detach())
         if self.boundary is not None:
             K, self.smoother = K + self.boundary.matrix, RIM_SMOOTHER
-            free = torch.ones(int(cut.elements.component.max()) + 1, dtype=torch.bool, device=K.device)
-            free[cut.elements.component[: cut.elements.active][self.boundary.holds]] = False
-        levels = build_levels(cut.elements, cut.spacing, K, M)
-        super().__init__(levels, int(levels[0].component.max()) + 1, free)
+            free[component[self.boundary.holds]] = False
+        if screening is not None:
+            K = K + consistent_mass(cut, screening)
+            free[component[cut.element[screening > 0]]] = False
+        levels = build_levels(cut.elements, cut.spacing, K.detach(), M.detach())
+        super().__init__(levels, int(levels[0].component.max()) + 1, free, self._tracked(K, M))
+
+    def _tracked(self, K: Tensor, M: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The entries of the matrices with their graph, if they have one."""
+        if not (K.requires_grad or M.requires_grad):
+            return None
+        stiffness, mass = assemble(self.cut.elements.unknown, self.cut.elements.unknowns, [K, M])[1]
+        return stiffness, mass
 
     def load(self, f: Field) -> Tensor:
         cut = self.cut
@@ -69,18 +87,29 @@ class Trace(Symmetric):
 
     def sample(self, u: Field) -> Tensor:
         """The L2 projection on the surface, held constant along normals: (M + dx^2 S) v = load(u)."""
+        return self.project(self.load(u))
+
+    def project(self, g: Tensor) -> Tensor:
+        """The unknowns (n,) or (n, k) of the field whose integrals against the basis functions are g."""
         matrix, inverse = self._projection
-        result = conjugate_gradients(
-            lambda v: matrix @ v, self.load(u), precondition=lambda r: inverse * r, tolerance=1e-12
-        )
-        return result.solution
+
+        def krylov(b: Tensor) -> KrylovResult:
+            return conjugate_gradients(
+                lambda v: matrix.matrix @ v, b, precondition=lambda r: column(inverse, r) * r, tolerance=1e-12
+            )
+
+        entries = () if matrix.values is None else (matrix.values,)
+        return solve(System(krylov, krylov, entries, lambda v, u: (-matrix.pairs(v, u),)), g).solution
 
     @cached_property
-    def _projection(self) -> tuple[Tensor, Tensor]:
+    def _projection(self) -> tuple[Sparse, Tensor]:
         """M + dx^2 S, M consistent, and one over its diagonal."""
         element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
         pattern, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [element])
-        return pattern.matrix(values), 1 / values[pattern.diagonal]
+        constant = values.detach()
+        return Sparse(pattern.matrix(constant), values if values.requires_grad else None), (
+            1 / constant[pattern.diagonal]
+        )
 
     def boundary_load(self, g: Tensor) -> Tensor:
         """What values g (n,) at the points of `boundary` add to A u."""
@@ -93,9 +122,9 @@ class Trace(Symmetric):
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
         raise InputError('Explicit Euler needs a diagonal mass; use scheme="coupled", or method="tr-bdf2".')
 
-    def readout(self, feet: ClosestPoints) -> Tensor:
+    def readout(self, feet: ClosestPoints) -> Sparse:
         element, local = self.cut.locate(feet)
-        return rows_to_csr(self.cut.elements.unknown[element].to(torch.int32), trilinear(local), self.unknowns)
+        return sparse_rows(self.cut.elements.unknown[element].to(torch.int32), trilinear(local), self.unknowns)
 
 
 def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS) -> CutSurface:
