@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -43,6 +43,8 @@ class Domain:
     band_radius, readout ("interpolation" or "rbf"): of the shell scheme and the learned extension; the
     radius is 4.5 dx unless given, or what the patches of a network cover.
     rim_order: at the rims of an open surface the coupled scheme is of order 2, or, to compare with, 1.
+    origin: a point (3,) that the grid is placed by, the middle of the surface unless given; hold it fixed where the
+    shape changes from solve to solve and the grid must not.
     device, dtype: where and how to compute, float64 unless said otherwise.
     show_progress: True, False, or None for "when stderr is a terminal".
 
@@ -61,6 +63,7 @@ class Domain:
         band_radius: float | None = None,
         readout: str = "interpolation",
         rim_order: int = 2,
+        origin: Sequence[float] | Tensor | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
         show_progress: bool | None = None,
@@ -104,7 +107,8 @@ class Domain:
         self._clearance = None if band_radius is None else band_radius / self.spacing
         check_memory(self.surface, self.spacing, scheme, dtype, self.extension, self._clearance)
         built = time.perf_counter()
-        origin = self.geometry.bounds.mean(0)
+        middle = self.geometry.bounds.mean(0)
+        origin = middle if origin is None else torch.as_tensor(origin).to(middle)
         if scheme == "trace":
             # Off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
             shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
@@ -118,7 +122,7 @@ class Domain:
             self.readout = self.scheme.readout(self._own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self._trace: Domain | None = None
-        self.mean = ComponentMean(self.component, self.component_count, self.surface.areas)
+        self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
     def points(self) -> Tensor:

@@ -27,12 +27,15 @@ class Quadrature:
     def take(self, which: Tensor) -> Quadrature:
         return Quadrature(self.points[which], self.normals[which], self.weights[which])
 
+    def detach(self) -> Quadrature:
+        return Quadrature(self.points.detach(), self.normals.detach(), self.weights.detach())
+
     @property
     def area(self) -> float:
-        return float(self.weights.sum())
+        return float(self.weights.detach().sum())
 
     def integral(self, f: Callable[[Tensor], Tensor]) -> float:
-        return float((self.weights * f(self.points)).sum())
+        return float((self.weights * f(self.points)).sum().detach())
 
     def mean(self, f: Callable[[Tensor], Tensor]) -> float:
         return self.integral(f) / self.area

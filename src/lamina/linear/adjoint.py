@@ -88,6 +88,23 @@ def transposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sparse_csr_tensor(start, row, matrix.values()[order], size, check_invariants=False), order
 
 
+class FirstOrder(torch.autograd.Function):
+    """Its argument, of which there is a first derivative and no second."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and gradients[0].requires_grad:
+            raise NotImplementedError(
+                "Second derivatives with respect to a shape are not available; use create_graph=False, or hold the "
+                "surface fixed."
+            )
+        return gradients[0]
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(sparse: Sparse, values: Tensor | None, u: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def checked_number(data: Coefficient, name: str) -> float | Tensor | None:
     """
     if callable(data) or (isinstance(data, Tensor) and data.ndim):
         return None
-    value = float(data)
+    value = float(data.detach() if isinstance(data, Tensor) else data)
     if not (math.isfinite(value) and value >= 0):
         raise InputError(f"{name} must be a number >= 0, got {value!r}.")
     if isinstance(data, Tensor) and data.requires_grad:

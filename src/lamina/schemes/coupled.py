@@ -260,7 +260,7 @@ class Coupled:
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
     ) -> KrylovResult:
         """GMRES on A - shift I, preconditioned by one V-cycle; backward the same with the transposes."""
-        c = float(shift)
+        c = float(shift.detach() if isinstance(shift, Tensor) else shift)
 
         def gmres(levels: Shifted, b: Tensor, begin: Tensor | None, report: Report | None) -> KrylovResult:
             finest = levels.levels(c)[0]

@@ -89,7 +89,7 @@ class CutSurface:
     def locate(self, feet: ClosestPoints) -> tuple[Tensor, Tensor]:
         """Element (n,) and local coordinates (n, 3) of points on the surface."""
         coordinate = (feet.points - self.lattice.origin) / self.spacing
-        element = self.locator.find(coordinate, feet)
+        element = self.locator.find(coordinate.detach(), feet.detach())
         lost = int((element < 0).sum())
         if lost:
             raise InputError(

@@ -44,7 +44,7 @@ class LearnedCoupled(Shell):
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
     ) -> KrylovResult:
         """GMRES on A - shift I; for shift 0 up to a constant a component, g made compatible."""
-        c = float(shift)
+        c = float(shift.detach() if isinstance(shift, Tensor) else shift)
         mean, cycle = self._shifted.levels(c)[0].mean, self._shifted.cycle(c)
 
         def project(v: Tensor) -> Tensor:

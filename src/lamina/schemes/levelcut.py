@@ -22,7 +22,16 @@ from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
 from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
-from lamina.surfaces.zero_set import Crossed, Function, follow, roots, value_and_gradient, values
+from lamina.surfaces.zero_set import (
+    Crossed,
+    Function,
+    follow,
+    gradient_of,
+    roots,
+    settled_once_more,
+    value_and_gradient,
+    values,
+)
 
 SETTLE_STEPS = 6
 CREASE_LEVELS, COS_CREASE = 2, math.cos(math.radians(25.0))
@@ -53,14 +62,14 @@ def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPiece
     if not len(crossed.cell):
         return None
     flat = cut_tetrahedra(crossed.corner, crossed.value)
-    vertex = _vertices(phi, box, crossed, flat)
+    vertex = _vertices(surface, crossed, flat)
     triangles, cell = flat.triangles, torch.div(crossed.cell, finer, rounding_mode="floor")[flat.owner]
     held = torch.zeros_like(vertex, dtype=torch.bool)
     if surface.open:
         boxed = clip_to_box(triangles, vertex, box)
         used, triangles = torch.unique(boxed.triangles, return_inverse=True)
         cell, vertex, held = cell[boxed.source], boxed.vertices[used], boxed.held[used]
-    points = _Points.on(phi, vertex, held)
+    points = _Points.on(phi, vertex, held, surface.tracked and torch.is_grad_enabled())
     if surface.open:
         points = points.settled(phi, fine.spacing)
     if finer == 1 and _rough_share(points, triangles) > ROUGH:
@@ -76,14 +85,20 @@ class _Points:
     position: Tensor  # (v, 3)
     gradient: Tensor  # (v, 3) of phi
     held: Tensor  # (v, 3) bool, the axes along which a point lies on a side of the box
+    tracked: bool  # whether they are to carry the gradients of phi
 
     @classmethod
-    def on(cls, phi: Function, position: Tensor, held: Tensor) -> _Points:
-        return cls(position, value_and_gradient(phi, position)[1], held)
+    def on(cls, phi: Function, position: Tensor, held: Tensor, tracked: bool) -> _Points:
+        gradient = gradient_of(phi, position) if tracked else value_and_gradient(phi, position)[1]
+        return cls(position, gradient, held, tracked)
 
     @property
     def normal(self) -> Tensor:
         return unit(self.gradient)
+
+    def followed_by(self, other: _Points) -> _Points:
+        pairs = [(self.position, other.position), (self.gradient, other.gradient), (self.held, other.held)]
+        return _Points(*(torch.cat(pair) for pair in pairs), self.tracked)
 
     def on_rim(self, triangles: Tensor) -> Tensor:
         """Whether the edges (t, 3) of triangles lie in a side of the box."""
@@ -96,7 +111,8 @@ class _Points:
         along = unit(torch.where(self.held, 0.0, self.gradient))[rows]
         position = self.position.clone()
         slope = dot(self.gradient[rows], along)
-        position[rows] = _settled(phi, position[rows], along, slope, torch.full_like(slope, reach))
+        reaches = torch.full_like(slope, reach)
+        position[rows] = _settled(phi, position[rows], along, slope, reaches, tracked=self.tracked)
         return replace(self, position=position)
 
     def middles(self, phi: Function, ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +123,8 @@ class _Points:
         middle, along = torch.where(held, 0.5 * (p + q), middle), unit(torch.where(held, 0.0, along))
         slope = 0.5 * dot(self.gradient[ends].sum(1), along)
         reach = 0.25 * dot(q - p, q - p).sqrt()
-        return _settled(phi, middle, along, slope, reach, otherwise=0.5 * (p + q)), held
+        middle = _settled(phi, middle, along, slope, reach, otherwise=0.5 * (p + q), tracked=self.tracked)
+        return middle, held
 
 
 def _curved(
@@ -131,9 +148,9 @@ def _curved(
             break
         corner, edge, label, cell = triangles[rough], edge[rough], label[rough], cell[rough].repeat(4, 1)
         used, local = torch.unique(edge, return_inverse=True)
-        new = _Points.on(phi, middle[used], held[used])
+        new = _Points.on(phi, middle[used], held[used], points.tracked)
         between = local + len(points.position)
-        points = _Points(*(torch.cat(pair) for pair in zip(vars(points).values(), vars(new).values(), strict=True)))
+        points = points.followed_by(new)
         (a, b, c), (d, e, f), (ab, bc, ca) = corner.unbind(1), between.unbind(1), label.unbind(1)
         inner = labels + torch.arange(3 * len(corner), device=corner.device).reshape(3, -1)
         labels += 3 * len(corner)
@@ -150,28 +167,49 @@ def _turns(normal: Tensor) -> Tensor:
 
 def _rough_share(points: _Points, triangles: Tensor) -> float:
     """Share of the area in triangles (t, 3) whose normals turn too much."""
-    area = triangle_areas(points.position[triangles])
+    area = triangle_areas(points.position[triangles]).detach()
     return float((area * _turns(points.normal[triangles])).sum() / area.sum())
 
 
-def _vertices(phi: Function, box: Tensor, crossed: Crossed, flat: Pieces) -> Tensor:
+def _vertices(surface: Implicit, crossed: Crossed, flat: Pieces) -> Tensor:
     """Roots (v, 3) on the edges that the pieces' vertices lie on, of phi continued beyond the box."""
+    phi, box = surface.phi, surface.box
 
     def continued(p: Tensor) -> Tensor:
         return phi(torch.minimum(torch.maximum(p, box[0]), box[1]))
 
     (a, b), (fa, fb) = crossed.position[flat.ends].unbind(1), crossed.value[flat.ends].unbind(1)
-    return roots(continued, a, b, fa, fb)
+    found = roots(continued, a, b, fa, fb)
+    return settled_once_more(continued, found, b - a) if surface.tracked and torch.is_grad_enabled() else found
 
 
 def _settled(
-    phi: Function, x: Tensor, along: Tensor, slope: Tensor, reach: Tensor, otherwise: Tensor | None = None
+    phi: Function,
+    x: Tensor,
+    along: Tensor,
+    slope: Tensor,
+    reach: Tensor,
+    otherwise: Tensor | None = None,
+    tracked: bool = False,
 ) -> Tensor:
     """x (n, 3) moved along unit directions to phi = 0 by the secant method, from a first slope of phi along them.
 
     A step of less than a thousandth of reach (n,) is the last. Where steps lead farther than reach, or do not come to
-    an end, x, or what is to be taken otherwise.
+    an end, x, or what is to be taken otherwise. tracked: whether the result is to carry gradients.
     """
+    fallback = x if otherwise is None else otherwise
+    if tracked:
+        with torch.no_grad():
+            at, good = _secants(phi, x, along, slope, reach)
+        moved = settled_once_more(phi, x + (at * good)[:, None] * along, along)
+    else:
+        at, good = _secants(phi, x, along, slope, reach)
+        moved = x + (at * good)[:, None] * along
+    return torch.where(good[:, None], moved, fallback)
+
+
+def _secants(phi: Function, x: Tensor, along: Tensor, slope: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """How far (n,) to go along the directions, and where that is found."""
     value, there = values(phi, x), torch.zeros_like(slope)
     rows = torch.arange(len(x), device=x.device)
     step = torch.nan_to_num(-value / slope)
@@ -187,5 +225,4 @@ def _settled(
         value, step = new, torch.nan_to_num(-new / slope)
     there[rows] = torch.inf
     good = there.abs() <= reach
-    fallback = x if otherwise is None else otherwise
-    return torch.where(good[:, None], x + torch.where(good, there, 0.0)[:, None] * along, fallback)
+    return torch.where(good, there, 0.0), good

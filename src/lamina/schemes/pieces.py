@@ -61,7 +61,7 @@ def cut_from(
     quadrature = _on_curved(parts, shape, pieces.outward)
     units = Units.of(parts.source, parts.label, seams)
     element_of_unit, elements = _elements(pieces, units)
-    area = quadrature.weights.reshape(-1, 3).sum(1)
+    area = quadrature.weights.detach().reshape(-1, 3).sum(1)
     component = elements.component[element_of_unit[units.of_part]]
     whole = area.new_zeros(int(component.max()) + 1).index_add_(0, component, area)
     real = whole[component] >= (least[parts.source] if isinstance(least, Tensor) else least)
@@ -103,7 +103,7 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
         before, found = area, cut(finer) or found
         if found is None:
             continue
-        area = float(found.quadrature.weights.sum())
+        area = found.quadrature.area
         whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
         missed, joined = _missed(surface, found)
         # Areas of a cloud's samples are estimates, and say little where it is ragged or open.
@@ -246,6 +246,7 @@ def _cell_key(cell: Tensor, low: Tensor, shape: Tensor) -> Tensor:
 
 
 def _locator(elements: Elements, quadrature: Quadrature, lattice: Lattice, element: Tensor) -> CellLocator:
+    quadrature = quadrature.detach()
     count, weights = len(elements.cell), quadrature.weights
     coordinate = (quadrature.points - lattice.origin) / lattice.spacing
     total = weights.new_zeros(count).index_add_(0, element, weights).clamp_min(torch.finfo(weights.dtype).tiny)

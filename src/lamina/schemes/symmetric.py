@@ -117,7 +117,8 @@ class Symmetric:
             levels = self._channels(shift.detach())
             finest, cycle = levels[0], lambda r: v_cycle(levels, r)
         else:
-            finest, cycle = self._shifted.levels(float(shift))[0], self._shifted.cycle(float(shift))
+            c = float(shift.detach() if isinstance(shift, Tensor) else shift)
+            finest, cycle = self._shifted.levels(c)[0], self._shifted.cycle(c)
         moving = isinstance(shift, Tensor) or shift != 0
         scale = b.norm(dim=0) if size is None else size
         if moving and size is not None:
@@ -183,7 +184,7 @@ class Symmetric:
 
     def norm(self, u: Tensor) -> float:
         u = u.detach()
-        return float((torch.dot(u, self.M @ u) / self.area.sum()).clamp_min(0).sqrt())
+        return float((torch.dot(u, self.M @ u) / self.area.detach().sum()).clamp_min(0).sqrt())
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         return self._on_free(self._component_sums(g) / self.area)

@@ -27,6 +27,9 @@ class ClosestPoints:
     face: Tensor | None = None  # (n,) int64, the face of a mesh that each lies on
     beyond: Tensor | None = None  # (n,) bool, whether the foot was brought back from beyond a rim; None: nowhere
 
+    def detach(self) -> ClosestPoints:
+        return ClosestPoints(self.points.detach(), self.normals.detach(), self.component, self.face, self.beyond)
+
     def take(self, rows: Tensor) -> ClosestPoints:
         face, beyond = (None if v is None else v[rows] for v in (self.face, self.beyond))
         return ClosestPoints(self.points[rows], self.normals[rows], self.component[rows], face, beyond)
@@ -51,12 +54,15 @@ class Surface(ABC):
     reach: smallest medial radius, where a formula gives it; otherwise lamina.sizing measures it on the samples.
     exact: whether closest points are those of the surface itself rather than of a fit to samples.
     open: whether it may have rims, where it ends.
+    tracked: whether its shape carries gradients. `points` and all that is made of them are then constants; closest
+    points, `own_feet` and `own_areas` carry them.
     """
 
     representation: str = "surface"
     exact: bool = True
     reach: float | None = None
     open: bool = False
+    tracked: bool = False
     points: Tensor
     normals: Tensor
     areas: Tensor
@@ -86,6 +92,10 @@ class Surface(ABC):
     def own_feet(self) -> ClosestPoints:
         """`points` as points on the surface."""
         return ClosestPoints(self.points, self.normals, self.component)
+
+    def own_areas(self) -> Tensor:
+        """`areas`, with gradients where the surface has them."""
+        return self.areas
 
     def features(self) -> SurfaceFeatures:
         """Normal, principal directions and curvatures at each of `points`, found when first asked for."""

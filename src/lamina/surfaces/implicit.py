@@ -15,9 +15,18 @@ from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.triangles import dot, unit
 from lamina.surfaces.base import ClosestPoints
-from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, tangent_frame
+from lamina.linear.adjoint import FirstOrder
+from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
 from lamina.surfaces.zero_samples import sample_zero_set
-from lamina.surfaces.zero_set import derivative, evaluate, inside, offset_to, project, value_and_gradient
+from lamina.surfaces.zero_set import (
+    carries_gradients,
+    derivative,
+    evaluate,
+    inside,
+    offset_to,
+    project,
+    value_and_gradient,
+)
 
 RIM_STEPS = 30
 
@@ -53,12 +62,14 @@ class Implicit(Sampled):
         self.phi = phi
         self.box = _checked_box(bounds, phi)
         self.size = float((self.box[1] - self.box[0]).norm())
-        found = sample_zero_set(self.phi, self.box, samples, seed)
+        with torch.no_grad():
+            found = sample_zero_set(self.phi, self.box, samples, seed)
         self.points, self.normals, self.areas = found.points, found.normals, found.areas
         self.component = found.component
         self.guesses, self.guess_component, self.covering = self.points, self.component, found.covering
         self.spacing = math.sqrt(float(self.areas.sum()) / len(self.points))
         self.open = found.open
+        self.tracked = carries_gradients(phi, self.points[:1])
         if self.open:
             self.notes.append("The zero set crosses the sides of the box: the surface is cut and open there.")
 
@@ -70,6 +81,23 @@ class Implicit(Sampled):
         index, step = index.to(self.points.device), step.to(self.points)
         moved = self.points[index] + torch.einsum("na,nac->nc", step, tangent_frame(self.normals[index]))
         return self._feet(moved, index)
+
+    def own_feet(self) -> ClosestPoints:
+        """`points`, which move along their normals as the zero set does."""
+        feet = super().own_feet()
+        if not (self.tracked and torch.is_grad_enabled()):
+            return feet
+        points, normals = self._attached(self.points, self.points, self.normals)
+        return replace(feet, points=points, normals=normals)
+
+    def own_areas(self) -> Tensor:
+        """A piece that moves by d along its normal grows by the sum of its curvatures times d."""
+        if not (self.tracked and torch.is_grad_enabled()):
+            return self.areas
+        models = [self._model(part, part) for part in self.points.split(BATCH)]
+        curvature = torch.cat([m.bend[:, 0] + m.bend[:, 2] for m in models])
+        moved = dot(self.own_feet().points - self.points, self.normals)
+        return self.areas * (1 + curvature * moved)
 
     def _find_features(self) -> SurfaceFeatures:
         """The `bend` of the closest-point model is the shape operator in its tangents."""
@@ -86,8 +114,48 @@ class Implicit(Sampled):
                 y[rows], normals[rows] = self._on_rim(x[rows], y[rows], guess[rows])
         return y, normals
 
+    def _attached(self, x: Tensor, y: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        """Feet y (n, 3) of x (n, 3) and normals there, with the gradients of x and of phi.
+
+        y and m with x - y = m grad phi(y), phi(y) = 0, change with x and phi so that, in the terms of `_model` and with
+        e = -d phi / |grad phi| the step along the normal and a that along the tangents,
+
+            (I + d T'W T) a = T'dx - d e T'W n - d T'd(grad phi) / |grad phi|.
+        """
+        parts = [
+            self._attached_part(*rows)
+            for rows in zip(x.split(BATCH), y.detach().split(BATCH), normals.detach().split(BATCH), strict=True)
+        ]
+        points, normals = (torch.cat(part) for part in zip(*parts, strict=True))
+        return points, normals
+
+    def _attached_part(self, x: Tensor, y: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+        frame = tangent_frame(normal)
+        z = y.clone().requires_grad_()
+        value = evaluate(self.phi, z)
+        (gradient,) = torch.autograd.grad(value.sum(), z, create_graph=True)
+        length = dot(gradient, gradient).sqrt().detach().clamp_min(torch.finfo(x.dtype).tiny)
+        product = torch.stack([derivative(gradient, z, frame[:, k]) for k in (0, 1)], 1)
+        product = torch.nan_to_num(product / length[:, None, None])  # the rows of T'W
+        e = -(value - value.detach()) / length
+        turned = (gradient - gradient.detach()) / length[:, None]
+        d = dot(x.detach() - y, normal)
+        along = torch.einsum("nac,nc->na", frame, x - x.detach() - d[:, None] * turned)
+        along = along - (d * e)[:, None] * torch.einsum("nac,nc->na", product, normal)
+        bend = torch.einsum("nac,nbc->nab", product, frame)
+        identity = torch.eye(2, dtype=x.dtype, device=x.device)
+        step = solve_two(identity + d[:, None, None] * 0.5 * (bend + bend.transpose(1, 2)), along)
+        moved = torch.einsum("na,nac->nc", step, frame) + e[:, None] * normal
+        tilt = torch.einsum("nac,nc->na", frame, turned) + torch.einsum("nac,nc->na", product, moved)
+        turn = torch.einsum("na,nac->nc", tilt, frame)
+        return FirstOrder.apply(y + moved), FirstOrder.apply(normal + turn)  # pyright: ignore[reportReturnType]
+
     def _feet(self, x: Tensor, guess: Tensor) -> ClosestPoints:
-        feet = super()._feet(x, guess)
+        with torch.no_grad():
+            feet = super()._feet(x.detach(), guess)
+        if torch.is_grad_enabled() and (self.tracked or x.requires_grad):
+            points, normals = self._attached(x, feet.points, feet.normals)
+            feet = replace(feet, points=points, normals=normals)
         if not self.open:
             return feet
         edge = ((feet.points <= self.box[0]) | (feet.points >= self.box[1])).any(1)

@@ -51,7 +51,7 @@ class Sampled(Surface):
 
     def closest_points(self, x: Tensor) -> ClosestPoints:
         """Feet of x (n, 3): the minimum of the distance that Newton's method finds from the nearest guess."""
-        guess, _ = self.nearest.to_points(x)
+        guess, _ = self.nearest.to_points(x.detach())
         return self._feet(x, guess)
 
     def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
@@ -63,7 +63,7 @@ class Sampled(Surface):
         x = lattice.position(ijk)
         feet = self._feet(x, guess)
         offset = x - feet.points
-        near = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
+        near = dot(offset, offset).detach() <= (radius * (1 + 1e-9)) ** 2
         return NearNodes(ijk[near], replace(feet, component=component).take(near))
 
     @property
@@ -201,6 +201,16 @@ def newton_step(g: Tensor, H: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
     length = torch.hypot(step[:, 0], step[:, 1])
     factor = (reach / length.clamp_min(tiny)).clamp(max=1.0)
     return step * factor[:, None], length * factor
+
+
+def solve_two(A: Tensor, b: Tensor) -> Tensor:
+    """Solutions (n, 2) of A x = b, A (n, 2, 2); where A is singular, as at a centre of curvature, of one that is not."""
+    determinant = A[:, 0, 0] * A[:, 1, 1] - A[:, 0, 1] * A[:, 1, 0]
+    floor = 1e-6 * A.abs().amax((1, 2)) ** 2
+    determinant = torch.where(determinant.abs() < floor, floor, determinant)
+    first = A[:, 1, 1] * b[:, 0] - A[:, 0, 1] * b[:, 1]
+    second = A[:, 0, 0] * b[:, 1] - A[:, 1, 0] * b[:, 0]
+    return torch.stack([first, second], 1) / determinant[:, None]
 
 
 def tangent_frame(n: Tensor) -> Tensor:

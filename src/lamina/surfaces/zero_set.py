@@ -16,6 +16,7 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.geometry.triangles import dot, unit
+from lamina.linear.adjoint import FirstOrder
 
 ROOT_CELLS = 32  # cells along the longest side of the box in which the zero set is first looked for
 FURTHER_LEVELS = 3  # halvings beyond the spacing asked for, where parts are thinner than the cells
@@ -37,7 +38,7 @@ def evaluate(phi: Function, y: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or value.shape not in ((len(y),), (len(y), 1)):
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"phi must map points {tuple(y.shape)} to a tensor ({len(y)},), got {got}.")
-    if torch.is_grad_enabled() and not value.requires_grad:
+    if torch.is_grad_enabled() and y.requires_grad and not value.requires_grad:
         raise InputError("phi must be differentiable by autograd, got a result without graph; use torch.")
     return value.reshape(-1)
 
@@ -58,6 +59,37 @@ def value_and_gradient(phi: Function, y: Tensor) -> tuple[Tensor, Tensor]:
         found.append(value.detach())
         gradients.append(gradient)
     return torch.cat(found), torch.cat(gradients)
+
+
+def carries_gradients(phi: Function, like: Tensor) -> bool:
+    """Whether phi depends on something that wants gradients, as the weights of a network in training do."""
+    with torch.enable_grad():
+        value = phi(like.detach())
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def gradient_of(phi: Function, y: Tensor) -> Tensor:
+    """grad phi (n, 3) at y (n, 3), with gradients with respect to y and to what phi depends on."""
+    parts = []
+    with torch.enable_grad():
+        for part in batches(y):
+            z = part if part.requires_grad else part.detach().requires_grad_()
+            parts.append(torch.autograd.grad(evaluate(phi, z).sum(), z, create_graph=True)[0])
+    return torch.cat(parts)
+
+
+def settled_once_more(phi: Function, x: Tensor, along: Tensor) -> Tensor:
+    """x (n, 3), on the zero set, after a last Newton step along directions (n, 3).
+
+    It hardly moves, and carries the gradients: if phi or x changes, the root moves along the direction by
+    -(d phi) / (grad phi . direction), as the implicit function theorem says.
+    """
+    value = torch.cat([evaluate(phi, part) for part in batches(x)])
+    _, gradient = value_and_gradient(phi, x)
+    slope = dot(gradient, along.detach())
+    sound = slope.abs() > 1e-3 * (dot(gradient, gradient) * dot(along, along).detach()).sqrt()
+    step = torch.where(sound, value / torch.where(sound, slope, 1), 0)
+    return FirstOrder.apply(x - step[:, None] * along.detach())  # pyright: ignore[reportReturnType]
 
 
 def derivative(gradient: Tensor, z: Tensor, direction: Tensor) -> Tensor:
