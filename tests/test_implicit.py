@@ -194,7 +194,7 @@ def test_feet_on_the_faces_and_edges_of_a_polyhedron_are_exact():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_relu_networks_give_feasible_feet_no_farther_than_the_nearest_sample(dtype):
-    net = Gauge().to(dtype)
+    net = Gauge().to(dtype).requires_grad_(False)
     surface = Implicit(net, BOX, samples=2000)
     assert surface.points.dtype == dtype
     x = near(Sphere(), 1000, 0.3).to(dtype)

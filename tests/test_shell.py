@@ -16,8 +16,8 @@ from lamina.errors import InputError
 from lamina.extension.interpolation import Lines, interpolation_matrix, linear_stencil
 from lamina.extension.rbf import rbf_matrix
 from lamina.gallery import sphere_poisson
-from lamina.linear.assembly import rows_to_csr
 from lamina.geometry.lattice import Lattice
+from lamina.linear.assembly import rows_to_csr
 from lamina.linear.multigrid import v_cycle
 from lamina.metrics import errors
 from lamina.schemes.laplacian import laplacian_matrix, staircase_laplacian

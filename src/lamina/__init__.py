@@ -10,6 +10,7 @@ True
 
 import warnings as _warnings
 
+from lamina import nn
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.extension.attention import Attention
@@ -58,6 +59,7 @@ __all__ = [
     "eigenmodes",
     "heat",
     "load",
+    "nn",
     "poisson",
     "spike",
     "starfruit",

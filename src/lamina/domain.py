@@ -15,6 +15,7 @@ from lamina.errors import InputError
 from lamina.extension import geometry_for
 from lamina.extension.attention import Attention
 from lamina.geometry.lattice import Lattice
+from lamina.linear.adjoint import Sparse
 from lamina.linear.components import ComponentMean
 from lamina.progress import progress
 from lamina.quadrature import Quadrature
@@ -161,6 +162,24 @@ class Domain:
     def _cut(self) -> CutSurface:
         return self.scheme.cut if isinstance(self.scheme, Trace) else cut_surface(self.geometry, self.lattice)
 
+    def load(self, values: Tensor) -> Tensor:
+        """The right-hand side (unknowns,) or (unknowns, k) for values (m,) or (m, k) at `points`."""
+        first, second = self._loading
+        return second @ values if first is None else first @ (second @ values)
+
+    def load_of(self, scheme: Scheme, data: Callable[[Tensor], Tensor] | Tensor | float, name: str) -> Tensor:
+        """scheme.load of data, as `field` takes them; scheme: that of this domain, or another on the same pieces."""
+        field = self.field(data, name)
+        if callable(data) or torch.as_tensor(data).ndim == 0:
+            return scheme.load(field)
+        return self.load(torch.as_tensor(data).to(self.points))
+
+    @cached_property
+    def _loading(self) -> tuple[Sparse | None, Sparse]:
+        """The load of values at `points`: from the places that the scheme knows a field at, and to these."""
+        here, there = self.scheme.from_places, self.surface.interpolation(self.scheme.places)
+        return (here, there) if here.tracked or there.tracked else (None, here.after(there))
+
     def as_trace(self, reason: str) -> Domain:
         """This surface and grid with the trace scheme; made once."""
         if self._trace is None:
@@ -183,7 +202,8 @@ class Domain:
     def with_scheme(self, scheme: Scheme) -> Domain:
         """This domain with other operators, on the same surface and lattice."""
         other = copy.copy(self)
-        vars(other).pop("_cut", None)
+        for made in ("_cut", "_loading"):
+            vars(other).pop(made, None)
         other.scheme = scheme
         other.readout = scheme.readout(self._own_feet())
         return other
@@ -238,7 +258,7 @@ class Domain:
         """`points` on the geometry that was discretised, where that is not the surface itself."""
         if self.geometry.exact and self.geometry is self.surface:
             return self.surface.own_feet()
-        return self.geometry.closest_points(self.points)
+        return self.geometry.closest_points(self.surface.positions)
 
     def __repr__(self) -> str:
         lines = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lamina.geometry.triangles import Rows, rows, triangle_areas, unit
+from lamina.geometry.triangles import Rows, rows, safe_sqrt, triangle_areas, unit
 from lamina.linear.graph import first_of_each
 
 # Strang and Fix: three interior points, exact for quadratics.
@@ -65,7 +65,7 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     tiny = torch.finfo(area.dtype).tiny
     a = (xx - cx * cx).clamp_min(tiny).sqrt()
     b = (xy - cx * cy) / a
-    c = (yy - cy * cy - b * b).clamp_min(0).sqrt()
+    c = safe_sqrt(yy - cy * cy - b * b, 1e-10 * (a * a).detach())
     points = []
     for k in range(3):
         cosine, sine = math.sqrt(2) * math.cos(2 * math.pi * k / 3), math.sqrt(2) * math.sin(2 * math.pi * k / 3)

@@ -78,7 +78,7 @@ class Attention:
 
         if isinstance(self.weights, AttentionNetwork):
             return self.weights
-        return shipped_network() if self.weights is None else load_network(self.weights)
+        return shipped_network() if self.weights is None else load_network(self.weights).requires_grad_(False)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.blend import Blend
 from lamina.geometry.jets import TRUST, TRUST_NEIGHBOUR, Jets
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.normals import orient_normals
 from lamina.geometry.triangles import dot
-from lamina.learn.fit_network import FitNetwork, Neighbourhoods
+from lamina.learn.fit_network import FitNetwork, Fits, Neighbourhoods
 
 ROWS = {"cpu": 2**10, "cuda": 2**15}  # neighbourhoods of 64 at a time
 LARGE = 0.05  # error, in spacings, with which a wider neighbourhood is tried
@@ -60,6 +61,9 @@ class Fitted:
     error: Tensor  # (m,) to be expected
     off: Tensor  # (m,) logit of the sample being an outlier
 
+    def detach(self) -> Fitted:
+        return Fitted(*(getattr(self, f.name).detach() for f in fields(self)))
+
     def take(self, rows: Tensor) -> Fitted:
         return Fitted(*(getattr(self, f.name)[rows] for f in fields(self)))
 
@@ -97,44 +101,46 @@ def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimat
     """The surface that samples show.
 
     points (m, 3), normals (m, 3): all samples. estimated: whether normals came from the points themselves, so that
-    their signs are to be found anew once the points have been moved to their fits.
+    their signs are to be found anew once the points have been moved to their fits. The fits have the
+    gradients of the samples and of the network; what is decided by looking at them is held fixed.
     """
     sizes = [k for k in network.config.neighbours if FEWEST * k <= len(points)]
     every = torch.arange(len(points), device=points.device)
     fits = evaluate(network, points, normals, every, sizes[0])
     for k in sizes[1:]:
-        rows = (fits.error > LARGE * fits.spacing).nonzero()[:, 0]
+        rows = (fits.error > LARGE * fits.spacing).detach().nonzero()[:, 0]
         if len(rows):
             wider = evaluate(network, points, normals, rows, k)
             wins = (wider.error < fits.error[rows]).nonzero()[:, 0]
             fits = fits.put(rows[wins], wider.take(wins))
-    kept = (~_doubtful(fits)).nonzero()[:, 0]
+    kept = (~_doubtful(fits.detach())).nonzero()[:, 0]
     fits = fits.take(kept)
     if estimated:
-        fits = fits.facing(orient_normals(fits.centres, fits.frames[:, 2]))
-    manner, noisy = CLEAN, _noisy(fits, points[kept])
-    if noisy and float((fits.error / fits.spacing).median()) > ROUGHLY:
+        fits = fits.facing(orient_normals(fits.centres.detach(), fits.frames[:, 2].detach()))
+    manner, noisy = CLEAN, _noisy(fits.detach(), points[kept].detach())
+    if noisy and float((fits.error / fits.spacing).detach().median()) > ROUGHLY:
         manner, error = ROUGH, fits.error
         for _ in range(AGAIN):
             looks = fits.frames[:, 2]
             fits = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1]).facing(looks)
         fits = replace(fits, error=error)
-    agreed = _agreed(fits, manner)
+    agreed = _agreed(fits.detach(), manner)
     if len(kept) < (1 - FEW) * len(points):
         # Where there are outliers some are still among the samples, and a jet would run through them.
         manner = replace(manner, jets=ROUGH.jets)
     return Found(fits.take(agreed), kept[agreed], manner, noisy)
 
 
-@torch.no_grad()
 def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor, k: int) -> Fitted:
     """What the network finds at samples rows (n,) from their k nearest."""
-    index, _ = k_nearest(points, k, points[rows])
+    index, _ = k_nearest(points.detach(), k, points[rows].detach())
     network = network.to(points.device)
+    live = torch.is_grad_enabled() and (points.requires_grad or any(p.requires_grad for p in network.parameters()))
     parts = []
     for block in index.split(max(1, ROWS[points.device.type] * 64 // k)):
         near = Neighbourhoods.of(points, normals, block)
-        fits = network(near)
+        fits = recompute_later(network, near, use_reentrant=False) if live else network(near)
+        assert isinstance(fits, Fits)
         quadrics, s = fits.quadrics, near.spacing
         centres, error = points[block[:, 0]] + quadrics.centres * s[:, None], torch.exp(fits.log_error) * s
         shape = centres, quadrics.frames, quadrics.coefficients, near.radius * s, s

@@ -11,10 +11,11 @@ for itself, and the greater or the smaller of the two as the edge is convex or n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.jets import Jets, coefficient_count, height_derivatives
 from lamina.geometry.triangles import dot, unit
@@ -47,11 +48,20 @@ class Blend:
 
     def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """phi (n,) and unit normals (n, 3) at x (n, 3), whose nearest samples are index (n,)."""
-        phi, normals = torch.empty_like(x[:, 0]), torch.empty_like(x)
         support = self.reach * self.spacing**2
+        live = torch.is_grad_enabled() and (x.requires_grad or self.jets.coefficients.requires_grad)
+        found = []
         for rows in torch.arange(len(x), device=x.device).split(ROWS[x.device.type]):
-            phi[rows], normals[rows] = self._chunk(x[rows], self.near[index[rows]], support[index[rows]])
+            chunk = x[rows], self.near[index[rows]], support[index[rows]]
+            # What a chunk makes on the way is many times its result: for gradients it is made again.
+            found.append(recompute_later(self._chunk, *chunk, use_reentrant=False) if live else self._chunk(*chunk))
+        if not found:
+            return x[:, 0], x
+        phi, normals = (torch.cat(part) for part in zip(*found, strict=True))
         return phi, normals
+
+    def detach(self) -> Blend:
+        return replace(self, points=self.points.detach(), normals=self.normals.detach(), jets=self.jets.detach())
 
     def _chunk(self, x: Tensor, near: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
         offset = x[:, None] - self.points[near]

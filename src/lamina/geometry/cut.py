@@ -22,7 +22,7 @@ def cut_triangles(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for axis in range(3):
         done, done_origin = [], []
         while len(corners):
-            x = corners[:, :, axis]
+            x = corners[:, :, axis].detach()
             low, high = x.amin(1), x.amax(1)
             first, last = torch.floor(low + ON_PLANE) + 1, torch.ceil(high - ON_PLANE) - 1
             crossed = (first <= last).nonzero()[:, 0]
@@ -37,7 +37,7 @@ def cut_triangles(corners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             corners, source = _split(corners.index_select(0, crossed), axis, plane)
             origin = origin.index_select(0, crossed).index_select(0, source)
         corners, origin = torch.cat(done), torch.cat(done_origin)
-    return corners, origin, torch.floor(corners.mean(1)).long()
+    return corners, origin, torch.floor(corners.detach().mean(1)).long()
 
 
 def _split(corners: Tensor, axis: int, plane: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,19 +62,22 @@ class Cloud:
 
     @cached_property
     def pieces(self) -> PieceTrees:
-        return PieceTrees(self.points, self.component)
+        return PieceTrees(self.points.detach(), self.component)
 
     @cached_property
     def tree(self) -> PointTree:
-        return PointTree(self.points)
+        return PointTree(self.points.detach())
 
     @cached_property
     def search(self) -> Nearest:
-        return Nearest(self.points, self.component)
+        return Nearest(self.points.detach(), self.component)
+
+    def detach(self) -> Cloud:
+        return Cloud(self.points.detach(), self.normals.detach(), self.component)
 
     def neighbours(self, rows: Tensor, k: int) -> Tensor:
         """The k nearest (n, k) of samples `rows` in their component, first the sample itself."""
-        return self.pieces.query(self.points[rows], self.component[rows], k)[0]
+        return self.pieces.query(self.points[rows].detach(), self.component[rows], k)[0]
 
     def fit(self, near: Tensor, way: Way, leave_out: bool = False) -> Jets:
         near = near[:, : way.k]
@@ -91,6 +94,9 @@ class Fit:
     choice: Choice
     smoothing: Choice | None  # how noisy samples were smoothed; None: they are those of the cloud
 
+    def detach(self) -> Fit:
+        return replace(self, cloud=self.cloud.detach(), jets=self.jets.detach())
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Fit:
         points, normals = (v.to(device=device, dtype=dtype) for v in (self.cloud.points, self.cloud.normals))
         cloud = Cloud(points, normals, self.cloud.component.to(device))
@@ -98,7 +104,10 @@ class Fit:
 
 
 def fit_surface(cloud: Cloud) -> Fit:
-    """Fit jets to a cloud, each component for itself, after smoothing it where it is noisy."""
+    """Fit jets to a cloud, each component for itself, after smoothing it where it is noisy.
+
+    The fit has the gradients of the samples; what it chose by looking at them is held fixed.
+    """
     typical, safe = choose_ways(cloud)
     smoothing = None
     if safe.grown:
@@ -112,6 +121,7 @@ def fit_surface(cloud: Cloud) -> Fit:
     return Fit(cloud, near[:, :RECENTRED].contiguous(), jets, typical, smoothing)
 
 
+@torch.no_grad()
 def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice]:
     """The best way to fit most places, and the best with regard to difficult ones too (edges, thin parts).
 
@@ -178,9 +188,10 @@ def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
     jets = cloud.fit(near, typical)
     if safe == typical:
         return jets
-    around, _ = k_nearest(cloud.points[near[:, 0]], min(16, len(near)))
-    one, other = (cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical))
-    rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
+    with torch.no_grad():
+        around, _ = k_nearest(cloud.points[near[:, 0]], min(16, len(near)))
+        one, other = (cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical))
+        rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
     return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets
 
 
@@ -197,8 +208,11 @@ def smooth(cloud: Cloud, way: Way) -> Cloud:
     centres = torch.cat([_some(members, way.k, generator) for members in cloud.pieces.members])
     jets = cloud.fit(cloud.neighbours(centres, way.k), way)
     jets = replace(jets, reach=torch.ones_like(jets.reach))  # these are used all over their neighbourhoods
-    which, distance = PieceTrees(points[centres], component[centres]).query(points, component, BLENDED + 1)
-    weight = (1 - (distance / distance[:, -1:].clamp_min(1e-300)) ** 2).clamp_min(0) ** 3
+    middle = points[centres]
+    which, _ = PieceTrees(middle.detach(), component[centres]).query(points.detach(), component, BLENDED + 1)
+    offset = points[:, None] - middle[which]
+    square = dot(offset, offset)
+    weight = (1 - square / square[:, -1:].clamp_min(1e-300)).clamp_min(0) ** 3
     places, directions = torch.zeros_like(points), torch.zeros_like(points)
     total = torch.zeros_like(points[:, :1])
     for j, w in zip(which.unbind(1), weight.split(1, dim=1), strict=True):

@@ -7,18 +7,20 @@ Around a sample p with normal n and tangents t1, t2 the surface is the graph of 
 in coordinates around p divided by the neighbourhood radius r. Neighbours give heights, and their normals
 m, where used, slopes: dh/da = -m.t1 / m.n and dh/db = -m.t2 / m.n. Degree q is accurate to r^(q+1) in
 position and r^q in the normal. After Cazals and Pouget (2005), "Estimating differential quantities using
-polynomial fitting of osculating jets". No gradients are recorded.
+polynomial fitting of osculating jets". Jets and feet have the gradients of the samples, neighbours held fixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
+from lamina.linear.adjoint import FirstOrder
 
 MAX_ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # of one chunk's design matrix
 SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully
@@ -52,6 +54,19 @@ class Jets:
         moved = {key: v.to(device=device, dtype=dtype) for key, v in vars(self).items() if key != "degree"}
         return Jets(self.degree, **moved)
 
+    def detach(self) -> Jets:
+        return Jets(self.degree, **{key: v.detach() for key, v in vars(self).items() if key != "degree"})
+
+    def moving_as(self, other: Jets) -> Jets:
+        """These jets with the gradients of other ones around the same samples."""
+
+        def moving(key: str) -> Tensor:
+            mine, theirs = getattr(self, key), getattr(other, key)
+            change = theirs - theirs.detach()
+            return mine + (_padded(change, mine.shape[1])[:, : mine.shape[1]] if key == "coefficients" else change)
+
+        return Jets(self.degree, **{f.name: moving(f.name) for f in fields(self) if f.name != "degree"})
+
     def replaced(self, rows: Tensor, others: Jets) -> Jets:
         """These jets with others in the given rows; of the higher of the two degrees."""
         degree = max(self.degree, others.degree)
@@ -72,7 +87,6 @@ def coefficient_count(degree: int) -> int:
     return (degree + 1) * (degree + 2) // 2
 
 
-@torch.no_grad()
 def fit_jets(
     points: Tensor,
     normals: Tensor,
@@ -115,15 +129,16 @@ def _fit_chunk(
 ) -> tuple[Tensor, ...]:
     frame = tangent_frames(direction)
     offset = near - centre[:, None]
-    distance = dot(offset, offset).sqrt()
-    scale = distance.amax(1).clamp_min(1e-300)
+    square = dot(offset, offset)
+    widest = square.amax(1).clamp_min(1e-300)
+    scale = widest.sqrt()
     local = (offset / scale[:, None, None]) @ frame.transpose(1, 2)
     a, b, height = (v.contiguous() for v in local.unbind(-1))
     turned = looks @ frame.transpose(1, 2)
-    weight = (1 - (distance / scale[:, None]) ** 2).clamp_min(0) ** 2
+    weight = (1 - square / widest[:, None]).clamp_min(0) ** 2
     weight = weight * ((turned[..., 2] - SHEET_OFF) / (SHEET_ON - SHEET_OFF)).clamp(0, 1) ** 2
     if leave_out:
-        weight[:, 0] = 0
+        weight = torch.nn.functional.pad(weight[:, 1:], (1, 0))
     columns = _monomials(a, b, degree)
     weighted = columns * weight[:, None]
     gram = weighted @ columns.transpose(1, 2)
@@ -136,22 +151,20 @@ def _fit_chunk(
             gram = gram + weighted @ derivative.transpose(1, 2)
             right = right - weighted @ (turned[..., axis] / level)[..., None]
     coefficients = _solve(gram, right, degree)
-    missed = (coefficients[:, None] @ columns)[:, 0] - height
-    residual = ((weight * missed**2).sum(1) / weight.sum(1).clamp_min(1e-300)).sqrt() * scale
-    trusted = distance[:, min(TRUST_NEIGHBOUR, distance.shape[1] - 1)]
-    reach = (TRUST * trusted / scale).clamp(max=1.25)
+    with torch.no_grad():  # a figure to report
+        missed = (coefficients[:, None] @ columns)[:, 0] - height
+        residual = ((weight * missed**2).sum(1) / weight.sum(1).clamp_min(1e-300)).sqrt() * scale
+        trusted = square[:, min(TRUST_NEIGHBOUR, square.shape[1] - 1)].sqrt()
+        reach = (TRUST * trusted / scale).clamp(max=1.25)
     return frame, coefficients, scale, reach, residual
 
 
 def _monomials(a: Tensor, b: Tensor, degree: int) -> Tensor:
     """Values (m, c, k) of a^i b^j at (m, k) places, ordered by i + j, then by j."""
-    columns = a.new_empty(len(a), coefficient_count(degree), a.shape[1])
-    columns[:, 0] = 1
-    for total in range(1, degree + 1):
-        here, before = coefficient_count(total - 1), coefficient_count(total - 2)
-        torch.mul(columns[:, before:here], a[:, None], out=columns[:, here : here + total])
-        torch.mul(columns[:, here - 1], b, out=columns[:, here + total])
-    return columns
+    blocks = [torch.ones_like(a)[:, None]]
+    for _ in range(degree):
+        blocks.append(torch.cat([blocks[-1] * a[:, None], (blocks[-1][:, -1] * b)[:, None]], 1))
+    return torch.cat(blocks, 1)
 
 
 def _monomial_slopes(columns: Tensor, degree: int, axis: int) -> Tensor:
@@ -178,20 +191,26 @@ def _solve(gram: Tensor, right: Tensor, degree: int) -> Tensor:
         block, target = gram[todo, :c, :c], right[todo, :c]
         diagonal = block.diagonal(dim1=1, dim2=2)
         balance = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal)).rsqrt()[..., None]
-        lower, failed = torch.linalg.cholesky_ex(block * balance * balance.transpose(1, 2))
-        pivots = lower.diagonal(dim1=1, dim2=2).square().amin(1)
-        good = (failed == 0) & (pivots > SMALLEST_PIVOT)
-        lower = torch.where(good[:, None, None], lower, torch.eye(c, dtype=lower.dtype, device=lower.device))
-        found = (torch.cholesky_solve(target * balance, lower) * balance)[..., 0]
-        good &= found[:, 3:].abs().sum(1) <= WILDEST
-        solution[todo[good], :c] = found[good]
+        balanced = block * balance * balance.transpose(1, 2)
+        with torch.no_grad():
+            lower, failed = torch.linalg.cholesky_ex(balanced)
+            pivots = lower.diagonal(dim1=1, dim2=2).square().amin(1)
+            good = (failed == 0) & (pivots > SMALLEST_PIVOT)
+            lower = torch.where(good[:, None, None], lower, torch.eye(c, dtype=lower.dtype, device=lower.device))
+            found = (torch.cholesky_solve(target * balance, lower) * balance)[..., 0]
+            good &= found[:, 3:].abs().sum(1) <= WILDEST
+            rows = good.nonzero()[:, 0]
+        if gram.requires_grad:
+            found = (torch.linalg.solve(balanced[rows], (target * balance)[rows]) * balance[rows])[..., 0]
+            solution[todo[rows], :c] = found
+        else:
+            solution[todo[rows], :c] = found[rows]
         todo = todo[~good]
         if len(todo) == 0:
             break
     return solution
 
 
-@torch.no_grad()
 def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Closest points (n, 3) to x (n, 3) on the jets index (n,), and unit normals (n, 3) there.
 
@@ -199,25 +218,58 @@ def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     derivatives of the polynomial, damped (Levenberg) where it does not come closer, and without the
     curvature term where the Hessian is not positive definite.
     """
-    points, normals = torch.empty_like(x), torch.empty_like(x)
+    points, normals = [x[:0]], [x[:0]]
     rows = torch.arange(len(x), device=x.device)
     for chunk in rows.split(MAX_ENTRIES[x.device.type] // coefficient_count(jets.degree)):
-        points[chunk], normals[chunk] = _project_chunk(jets, x[chunk], index[chunk])
-    return points, normals
+        foot, normal = _project_chunk(jets, x[chunk], index[chunk])
+        points.append(foot)
+        normals.append(normal)
+    return torch.cat(points), torch.cat(normals)
 
 
 def _project_chunk(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     centre, frame, scale = jets.centres[index], jets.frames[index], jets.scale[index]
-    reach = jets.reach[index]
     coefficients = jets.coefficients[index].T.contiguous()
     target = (((x - centre) / scale[:, None])[:, None] @ frame.transpose(1, 2))[:, 0].T
+    with torch.no_grad():
+        ab = _nearest(target, coefficients, jets.reach[index], jets.degree)
+    if torch.is_grad_enabled() and (target.requires_grad or coefficients.requires_grad):
+        ab = _attached(target, ab, coefficients, jets.reach[index], jets.degree)
+    h, ha, hb, *_ = height_derivatives(coefficients, ab[0], ab[1], jets.degree)
+    foot = torch.stack([ab[0], ab[1], h], 1)[:, None] @ frame
+    normal = torch.stack([-ha, -hb, torch.ones_like(scale)], 1)[:, None] @ frame
+    return torch.addcmul(centre, foot[:, 0], scale[:, None]), unit(normal[:, 0])
+
+
+def _attached(target: Tensor, ab: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -> Tensor:
+    """Places (2, n) of minima, with the gradients of targets and coefficients; at the rim of the disc without.
+
+    There the gradient of the distance vanishes, and goes on doing so: a step of Newton's method follows it.
+    """
+    at = height_derivatives(coefficients, ab[0], ab[1], degree)
+    above = at[0] - target[2]
+    ga, gb = ab[0] - target[0] + above * at[1], ab[1] - target[1] + above * at[2]
+    with torch.no_grad():
+        Haa = 1 + at[1] * at[1] + above * at[3]
+        Hab = at[1] * at[2] + above * at[4]
+        Hbb = 1 + at[2] * at[2] + above * at[5]
+        determinant = Haa * Hbb - Hab * Hab
+        free = ((ab**2).sum(0).sqrt() < (1 - 1e-9) * reach) & (determinant > 1e-6)
+        determinant = torch.where(free, determinant, 1)
+    ga, gb = ga - ga.detach(), gb - gb.detach()
+    step = torch.stack([Hab * gb - Hbb * ga, Hab * ga - Haa * gb]) / determinant
+    return cast(Tensor, FirstOrder.apply(ab + torch.where(free, step, 0)))
+
+
+def _nearest(target: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -> Tensor:
+    """Where (2, n) in their discs the graphs of polynomials are nearest to targets (3, n)."""
     ab = _inside(target[:2], reach)
-    at = height_derivatives(coefficients, ab[0], ab[1], jets.degree)
-    damping = torch.zeros_like(scale)
-    tolerance, slack = torch.finfo(x.dtype).eps ** 0.5, 1 + 16 * torch.finfo(x.dtype).eps
+    at = height_derivatives(coefficients, ab[0], ab[1], degree)
+    damping = torch.zeros_like(reach)
+    tolerance, slack = torch.finfo(target.dtype).eps ** 0.5, 1 + 16 * torch.finfo(target.dtype).eps
     for _ in range(NEWTON_STEPS):
         new = _inside(ab + _newton_step(target, ab, at, damping), reach)
-        there = height_derivatives(coefficients, new[0], new[1], jets.degree)
+        there = height_derivatives(coefficients, new[0], new[1], degree)
         # Gaps are quadratic in the distance to the minimum: rounding must not refuse the last steps.
         better = _gap(target, new, there) <= _gap(target, ab, at) * slack
         moved = ((new - ab) ** 2).sum(0).sqrt()
@@ -227,9 +279,7 @@ def _project_chunk(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor
         # An undamped Newton step of size e leaves an error of size e^2.
         if bool((moved <= tolerance).all()):
             break
-    foot = torch.stack([ab[0], ab[1], at[0]], 1)[:, None] @ frame
-    normal = torch.stack([-at[1], -at[2], torch.ones_like(scale)], 1)[:, None] @ frame
-    return torch.addcmul(centre, foot[:, 0], scale[:, None]), unit(normal[:, 0])
+    return ab
 
 
 def _inside(ab: Tensor, reach: Tensor) -> Tensor:

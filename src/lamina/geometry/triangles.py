@@ -16,9 +16,9 @@ def unit(v: Tensor) -> Tensor:
     return v / dot(v, v).clamp_min(torch.finfo(v.dtype).tiny).sqrt()[..., None]
 
 
-def safe_sqrt(x: Tensor, floor: float) -> Tensor:
+def safe_sqrt(x: Tensor, floor: float | Tensor) -> Tensor:
     """The square root of x, 0 where it is negative; without gradient where x <= floor and would have an endless one."""
-    return torch.where(x > floor, x.clamp_min(floor).sqrt(), x.detach().clamp_min(0).sqrt())
+    return torch.where(x > floor, torch.where(x > floor, x, 1).sqrt(), x.detach().clamp_min(0).sqrt())
 
 
 def triangle_normals(corners: Tensor) -> Tensor:

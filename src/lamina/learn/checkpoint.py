@@ -110,13 +110,13 @@ def load_fit_network(path: str | Path) -> FitNetwork:
 def shipped_fit_network() -> FitNetwork:
     """The network of the learned operator that comes with lamina, trained on the Spike by `lamina train`."""
     with resources.as_file(resources.files("lamina.learn") / SHIPPED_FITS) as path:
-        return load_fit_network(path)
+        return load_fit_network(path).requires_grad_(False)
 
 
 def shipped_network() -> AttentionNetwork:
     """The network that comes with lamina, trained on the Spike by `lamina train`."""
     with resources.as_file(resources.files("lamina.learn") / SHIPPED) as path:
-        return load_network(path)
+        return load_network(path).requires_grad_(False)
 
 
 def _plain_state(path: Path) -> dict[str, Tensor]:

@@ -122,7 +122,7 @@ class FitNetwork(nn.Module):
         self.verdict = nn.Sequential(nn.Linear(2 * width + OWN, width), nn.SiLU(), nn.Linear(width, 2))
 
     def forward(self, near: Neighbourhoods) -> Fits:
-        x, looks = near.points.double(), near.normals.double()
+        x, looks, dtype = near.points.double(), near.normals.double(), self.first[0].weight.dtype
         away = dot(x, x) / near.radius**2
         kernel = (1 - away).clamp_min(0) ** 2
         normal = _voted(looks[:, 0], looks, kernel)
@@ -133,9 +133,9 @@ class FitNetwork(nn.Module):
         share, pooled, seen = facing, None, None
         for first, context, second, logits in zip(self.first, self.context, self.second, self.logits, strict=True):
             quadrics = _fitted(quadrics, x, looks, position, slope)
-            features, seen = _features(quadrics, x, looks, position, away)
+            features, seen = (v.to(dtype) for v in _features(quadrics, x, looks, position, away))
             hidden = nn.functional.silu(first(features))
-            weight = (position / position.sum(1, keepdim=True).clamp_min(1e-12)).float()[..., None]
+            weight = (position / position.sum(1, keepdim=True).clamp_min(1e-12)).to(dtype)[..., None]
             pooled = torch.cat([(weight * hidden).sum(1), hidden.amax(1)], 1)
             hidden = hidden + context(torch.cat([pooled, seen[:, :2]], 1))[:, None]
             hidden = nn.functional.silu(second(nn.functional.silu(hidden)))
@@ -147,7 +147,7 @@ class FitNetwork(nn.Module):
         quadrics = _fitted(quadrics, x, looks, position, slope)
         _, seen = _features(quadrics, x, looks, position, away)
         assert pooled is not None
-        log_error, off = self.verdict(torch.cat([pooled, seen], 1)).unbind(1)
+        log_error, off = self.verdict(torch.cat([pooled, seen.to(dtype)], 1)).unbind(1)
         _, ours = quadrics.offset(x)
         vote = (position * dot(ours, looks)).sum(1) / position.sum(1).clamp_min(1e-12)
         return Fits(quadrics, share, log_error, vote, off)
@@ -190,7 +190,7 @@ def _fitted(before: Quadrics, x: Tensor, looks: Tensor, position: Tensor, slope:
 
 
 def _features(quadrics: Quadrics, x: Tensor, looks: Tensor, position: Tensor, away: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the neighbours (n, k, 11) about the fit, and of the samples (n, 5); float32."""
+    """Of the neighbours (n, k, 11) about the fit, and of the samples (n, 5)."""
     k, local = x.shape[1], quadrics.local(x)
     error, ours = quadrics.offset(x)
     total = position.sum(1, keepdim=True).clamp_min(1e-12)
@@ -204,4 +204,4 @@ def _features(quadrics: Quadrics, x: Tensor, looks: Tensor, position: Tensor, aw
         dot(looks, quadrics.frames[:, None, 2]), local[..., 2], many.expand_as(error),
     ]  # fmt: skip
     own = torch.cat([sigma.log(), (total / k).log(), absolute[:, :1].abs(), relative[:, :1].abs(), many], 1)
-    return torch.stack(columns, -1).float(), own.float()
+    return torch.stack(columns, -1), own

@@ -31,23 +31,18 @@ class Sparse:
     """
 
     def __init__(self, matrix: Tensor, values: Tensor | None = None):
+        # Kept apart: inside the transformations of torch.func a CSR tensor may not even be looked at.
+        self.crow, self.column, self.shape = matrix.crow_indices(), matrix.col_indices(), matrix.shape
         self.matrix, self.values = matrix, values
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.matrix.shape
 
     @cached_property
     def row(self) -> Tensor:
         """Row (nnz,) of each entry."""
-        return _rows(self.matrix)
+        return _rows(self.crow)
 
     @cached_property
-    def T(self) -> Sparse:
-        matrix, order = transposed(self.matrix)
-        other = Sparse(matrix, None if self.values is None else self.values[order])
-        other.T = self
-        return other
+    def T(self) -> _Transposed:
+        return _Transposed(self)
 
     def __matmul__(self, u: Tensor) -> Tensor:
         """(rows,) or (rows, k) from u (columns,) or (columns, k)."""
@@ -56,9 +51,17 @@ class Sparse:
             return self.matrix @ u
         return _Product.apply(self, self.values, u)  # pyright: ignore[reportReturnType]
 
+    def after(self, first: Sparse) -> Sparse:
+        """This matrix times another one, neither with gradients in its entries."""
+        return Sparse(_matrix_product(self.matrix, first.matrix))
+
+    @property
+    def tracked(self) -> bool:
+        return self.values is not None and self.values.requires_grad
+
     def pairs(self, left: Tensor, right: Tensor) -> Tensor:
         """left_i right_j (nnz,) at the entries, summed over columns if there are several."""
-        product = left[self.row] * right[self.matrix.col_indices().long()]
+        product = left[self.row] * right[self.column.long()]
         return product if product.ndim == 1 else product.sum(1)
 
 
@@ -67,9 +70,28 @@ def sparse_rows(index: Tensor, values: Tensor, columns: int) -> Sparse:
     return Sparse(rows_to_csr(index, values.detach(), columns), values.reshape(-1) if values.requires_grad else None)
 
 
-def _rows(matrix: Tensor) -> Tensor:
-    counts = torch.diff(matrix.crow_indices()).long()
-    return torch.repeat_interleave(torch.arange(matrix.shape[0], device=matrix.device), counts)
+def _rows(crow: Tensor) -> Tensor:
+    counts = torch.diff(crow).long()
+    return torch.repeat_interleave(torch.arange(len(counts), device=crow.device), counts)
+
+
+class _Transposed(Sparse):
+    """The transpose, made when it is first multiplied with something."""
+
+    def __init__(self, original: Sparse):
+        self.T, self.shape = original, torch.Size((original.shape[1], original.shape[0]))  # pyright: ignore
+
+    @cached_property
+    def matrix(self) -> Tensor:  # pyright: ignore
+        return transposed(self.T.matrix)[0]
+
+    @cached_property
+    def values(self) -> Tensor | None:  # pyright: ignore
+        values = self.T.values
+        return None if values is None else values[transposed(self.T.matrix)[1]]
+
+    def pairs(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.T.pairs(right, left)[transposed(self.T.matrix)[1]]
 
 
 def transposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,9 +105,26 @@ def transposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
         order = torch.argsort(column, stable=True)
         start = torch.zeros(size[0] + 1, dtype=torch.int64, device=column.device)
         start[1:] = torch.cumsum(torch.bincount(column, minlength=size[0]), 0)
-        row = _rows(matrix)[order]
+        row = _rows(crow)[order]
     start, row, order = start.to(crow.dtype), row.to(column.dtype), order.long()
     return torch.sparse_csr_tensor(start, row, matrix.values()[order], size, check_invariants=False), order
+
+
+def _matrix_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b as CSR with int32 indices."""
+    shape = a.shape[0], b.shape[1]
+    if a.device.type == "cpu":
+
+        def scipy_matrix(m: Tensor) -> csr_matrix:
+            return csr_matrix((m.values().numpy(), m.col_indices().numpy(), m.crow_indices().numpy()), shape=m.shape)
+
+        found = scipy_matrix(a) @ scipy_matrix(b)
+        parts = [torch.from_numpy(v) for v in (found.indptr, found.indices, found.data)]
+    else:
+        found = torch.sparse.mm(a, b)
+        parts = [found.crow_indices(), found.col_indices(), found.values()]
+    crow, column, values = parts
+    return torch.sparse_csr_tensor(crow.to(torch.int32), column.to(torch.int32), values, shape, check_invariants=False)
 
 
 class FirstOrder(torch.autograd.Function):
@@ -139,12 +178,13 @@ def _columns(u: Tensor, batch: int, function: Callable[[Tensor], Tensor]) -> tup
 class System:
     """A u = g, and what is needed to differentiate its solution.
 
-    forward, backward: solve with A, and with A^T, by any method. entries: tensors that A was made of.
+    forward(g, size), backward(g): solve with A, and with A^T, by any method; size () or (k,): what residuals may be
+    measured against besides g. entries: tensors that A was made of.
     by_entries(v, u): the gradient of -v.A u with respect to each of them; called only if one of them wants it.
     """
 
-    forward: Callable[[Tensor], KrylovResult]
-    backward: Callable[[Tensor], KrylovResult]
+    forward: Callable[[Tensor, Tensor | None], KrylovResult]
+    backward: Callable[[Tensor, Tensor | None], KrylovResult]
     entries: Sequence[Tensor] = ()
     by_entries: Callable[[Tensor, Tensor], Sequence[Tensor | None]] = lambda v, u: ()
     result: KrylovResult | None = field(default=None, init=False)
@@ -153,17 +193,17 @@ class System:
         return System(self.backward, self.forward, self.entries, lambda v, u: self.by_entries(u, v))
 
 
-def solve(system: System, g: Tensor) -> KrylovResult:
+def solve(system: System, g: Tensor, size: Tensor | None = None) -> KrylovResult:
     """The solution of a system, with gradients to g (n,) or (n, k) and to the entries."""
-    u = _Solve.apply(system, g, *system.entries)
+    u = _Solve.apply(system, g, size, *system.entries)
     assert system.result is not None
     return replace(system.result, solution=u)  # pyright: ignore[reportArgumentType]
 
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(system: System, g: Tensor, *entries: Tensor) -> Tensor:
-        system.result = system.forward(g)
+    def forward(system: System, g: Tensor, size: Tensor | None, *entries: Tensor) -> Tensor:
+        system.result = system.forward(g, size)
         return system.result.solution
 
     @staticmethod
@@ -175,10 +215,14 @@ class _Solve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         (u,) = ctx.saved_tensors
         adjoint = solve(ctx.system.transposed(), gradients[0]).solution
-        if not any(ctx.needs_input_grad[2:]):
-            return None, adjoint, *(None for _ in ctx.system.entries)
-        return None, adjoint, *ctx.system.by_entries(adjoint, u)
+        if not any(ctx.needs_input_grad[3:]):
+            return None, adjoint, None, *(None for _ in ctx.system.entries)
+        return None, adjoint, None, *ctx.system.by_entries(adjoint, u)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, system: System, g: Tensor, *entries: Tensor) -> tuple[Tensor, int]:
-        return _columns(g, in_dims[1], lambda v: solve(system, v).solution)
+    def vmap(
+        info: Any, in_dims: tuple, system: System, g: Tensor, size: Tensor | None, *entries: Tensor
+    ) -> tuple[Tensor, int]:
+        if size is not None:
+            size = (size if in_dims[2] is None else size.movedim(in_dims[2], -1)).reshape(-1)
+        return _columns(g, in_dims[1], lambda v: solve(system, v, size).solution)

@@ -6,7 +6,6 @@ has converged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,9 @@ import torch
 from torch import Tensor
 
 from lamina.errors import SolveError
+
+
+COLUMNS = {"cpu": 32, "cuda": 1024}
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,21 @@ def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, sc
     return x, len(directions)
 
 
+def in_blocks(solve: Callable[[Tensor, slice], KrylovResult], b: Tensor) -> KrylovResult:
+    """Solve for the columns of b (n, k) in blocks that fit into the caches; solve is told which columns it is given."""
+    width = COLUMNS[b.device.type]
+    if b.ndim == 1 or b.shape[1] <= width:
+        return solve(b, slice(None))
+    parts = [slice(i, i + width) for i in range(0, b.shape[1], width)]
+    found = [solve(b[:, part].contiguous(), part) for part in parts]
+    return KrylovResult(
+        torch.cat([f.solution for f in found], 1),
+        max(f.iterations for f in found),
+        max(f.residual for f in found),
+        all(f.converged for f in found),
+    )
+
+
 def dots(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of vectors (n,), or of each pair of columns (k,) of a and b (n, k)."""
     return torch.dot(a, b) if a.ndim == 1 else (a * b).sum(0)
@@ -133,11 +150,13 @@ def conjugate_gradients(
     scale: float | Tensor | None = None,
     max_iterations: int = 500,
     report: Callable[[int, float], None] | None = None,
+    flexible: bool = False,
 ) -> KrylovResult:
     """Solve A x = b for A symmetric positive (semi)definite and a preconditioner of the same kind.
 
     b must lie in the range of A. Stops when |b - A x| <= tolerance scale (|b| unless given); a residual that
     the recurrence says is small is recomputed, and the iteration restarted from it if it is not.
+    flexible: for a preconditioner that rounds more coarsely than the vectors (Golub and Ye 1999).
     Hestenes and Stiefel (1952).
     """
     scale = _scale(b, scale)
@@ -156,7 +175,7 @@ def conjugate_gradients(
             q = apply(p)
             step = _ratio(rz, dots(p, q))
             x = torch.addcmul(x, p, step)
-            r = torch.addcmul(r, q, step, value=-1)
+            before, r = r, torch.addcmul(r, q, step, value=-1)
             iterations += 1
             current = _largest(r, scale)
             if report:
@@ -165,7 +184,7 @@ def conjugate_gradients(
                 break
             z = precondition(r)
             rz, previous = dots(r, z), rz
-            p = torch.addcmul(z, p, _ratio(rz, previous))
+            p = torch.addcmul(z, p, _ratio(rz - dots(before, z) if flexible else rz, previous))
     return KrylovResult(x, iterations, relative, relative <= tolerance)
 
 

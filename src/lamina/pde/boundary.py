@@ -207,7 +207,7 @@ def with_source(domain: Domain, scheme: Scheme, load: Load | None, source: Value
             return scheme.load(domain.field(lambda x: function(x, time), "the source"))
 
     else:
-        steady = scheme.load(domain.field(source, "the source"))  # pyright: ignore[reportArgumentType]
+        steady = domain.load_of(scheme, source, "the source")
 
         def own(time: float) -> Tensor:
             return steady

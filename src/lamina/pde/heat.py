@@ -38,7 +38,7 @@ def heat(
     checkpoint: bool = False,
     show_progress: bool | None = None,
 ) -> Solution:
-    """Diffuse u0 for a given time: du/dt = div(diffusivity grad u) + source, the Laplacian where no diffusivity is given.
+    """Diffuse u0 for a time: du/dt = div(diffusivity grad u) + source, the Laplacian where no diffusivity is given.
 
     u0: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions, diffusivity: as in `poisson`;
     values of conditions, and the source, may be functions of points and time. times: moments in (0, time] at

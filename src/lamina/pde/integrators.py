@@ -114,10 +114,9 @@ def _in_stretches(
     length, slope = max(1, math.isqrt(first.steps)), None
     for taken in first.taken:
         for i in range(0, len(taken), length):
-            u, slope = cast(
-                tuple[Tensor, Tensor],
-                recompute_later(stretch, u, slope, taken[i : i + length], use_reentrant=False, preserve_rng_state=False),
-            )
+            some = taken[i : i + length]
+            after = recompute_later(stretch, u, slope, some, use_reentrant=False, preserve_rng_state=False)
+            u, slope = cast(tuple[Tensor, Tensor], after)
         run.snapshots.append(u)
     run.cycles, run.residual = first.cycles, first.residual
     return run

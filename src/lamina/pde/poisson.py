@@ -56,7 +56,7 @@ def poisson(
     shift = 0.0 if shift is None else shift
     tolerance = default_tolerance(domain, tolerance)
     right = domain.field(f, "the right-hand side")
-    g = scheme.load(right)
+    g = domain.load_of(scheme, f, "the right-hand side")
     if problem.load is not None:
         g = g - problem.load(0.0)
     with progress("solving", show_progress) as update:

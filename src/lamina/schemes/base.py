@@ -42,6 +42,16 @@ class Scheme(Protocol):
         """The right-hand side that stands for f in A u = load(f)."""
         ...
 
+    @property
+    def places(self) -> Tensor:
+        """Points (p, 3) at which a field is known to the load, and ..."""
+        ...
+
+    @property
+    def from_places(self) -> Sparse:
+        """... the matrix (unknowns, p) that takes its values there to the load."""
+        ...
+
     def sample(self, u: Field) -> Tensor:
         """The unknowns that stand for the surface field u."""
         ...

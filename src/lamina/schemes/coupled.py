@@ -21,7 +21,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ from lamina.geometry.lattice import Lattice
 from lamina.linear.adjoint import Sparse, System, solve, transposed
 from lamina.linear.assembly import rows_to_csr
 from lamina.linear.components import ComponentMean, column
-from lamina.linear.krylov import KrylovResult, fgmres
-from lamina.linear.multigrid import Shifted, chebyshev_steps
+from lamina.linear.krylov import KrylovResult, fgmres, in_blocks
+from lamina.linear.multigrid import Shifted, chebyshev_steps, in_single_precision
 from lamina.progress import Update
 from lamina.schemes.base import Field, Report, Shift
 from lamina.schemes.ghosts import Ghosts, Held, Rule
@@ -54,6 +54,12 @@ COARSEST_SWEEPS = 8
 HELD_SCALE = 1.5  # times gamma: rows of values that a rule gives have eigenvalues from gamma to 2 gamma
 
 
+def _single(matrix: Tensor) -> Tensor:
+    return torch.sparse_csr_tensor(
+        matrix.crow_indices(), matrix.col_indices(), matrix.values().float(), matrix.shape, check_invariants=False
+    )
+
+
 @dataclass(frozen=True)
 class CoupledLevel:
     """Operators on the band of one spacing; matrices are CSR with int32 indices."""
@@ -71,6 +77,17 @@ class CoupledLevel:
     @property
     def gamma(self) -> float:
         return PENALTY / self.band.spacing**2
+
+    def single(self) -> CoupledLevel:
+        """The same in single precision."""
+        held = None if self.held is None else replace(self.held, E=_single(self.held.E))
+        rest = (None if m is None else _single(m) for m in (self.to_coarse, self.from_coarse))
+        to_coarse, from_coarse = rest
+        band = replace(self.band, feet=replace(self.band.feet, points=self.band.feet.points.detach().float()))
+        return replace(
+            self, band=band, E=_single(self.E), L=_single(self.L), held=held, to_coarse=to_coarse,
+            from_coarse=from_coarse,
+        )  # fmt: skip
 
     def apply(self, u: Tensor) -> Tensor:
         """A u = E (L u + gamma u) - gamma u."""
@@ -91,6 +108,11 @@ class ShiftedLevel:
     level: CoupledLevel
     shift: float
     factor: tuple[Tensor, Tensor] | None = field(default=None, repr=False)  # coarsest level only
+
+    def single(self) -> Self:
+        """The same in single precision."""
+        factor = None if self.factor is None else (self.factor[0].float(), self.factor[1])
+        return replace(self, level=self.level.single(), factor=factor)
 
     def apply(self, u: Tensor) -> Tensor:
         u_A = self.level.apply(u)
@@ -193,7 +215,13 @@ class Coupled:
         self.component_count = surface.component_count
         self.levels, self.extension = build_levels(surface, lattice, order, update, rim_order)
         self.rule: Rule | None = None  # other than no flux through rims
+        self._reset()
+
+    def _reset(self) -> None:
+        """Nothing is made yet of the levels shifted by a number, their transposes, and both in single precision."""
         self._shifted, self._adjoint = Shifted(self._shift), Shifted(self._shift_adjoint)
+        self._single = Shifted(lambda c: [level.single() for level in self._shifted.levels(c)])
+        self._adjoint_single = Shifted(lambda c: [level.single() for level in self._adjoint.levels(c)])
 
     def following(self, rules: list[Rule | None], held: Tensor) -> Coupled:
         """This scheme with other rules for the ghosts of each level; held (c,) bool: the components on which they hold
@@ -217,7 +245,8 @@ class Coupled:
                 new = replace(new, to_coarse=scaled_rows(level.to_coarse, below.rows, coarse.sign))
             levels.append(new)
         other.levels, other.rule = levels, rules[0]
-        other._shifted, other._adjoint = Shifted(other._shift), Shifted(other._shift_adjoint)
+        vars(other).pop("from_places", None)
+        other._reset()
         return other
 
     def with_ghosts(self, u: Tensor, g: Tensor) -> Tensor:
@@ -247,14 +276,22 @@ class Coupled:
         return self.levels[0].without_held(u)
 
     def load(self, f: Field) -> Tensor:
-        return self.extended(self.sample(f))
+        return self.levels[0].without_held(self.extension @ self.sample(f))
 
-    def extended(self, f: Tensor) -> Tensor:
-        """The right-hand side for values f (n,) or (n, k) at the closest points of the nodes."""
-        return self.levels[0].without_held(self.extension @ f)
+    @property
+    def places(self) -> Tensor:
+        return self.levels[0].band.feet.points
+
+    @cached_property
+    def from_places(self) -> Sparse:
+        held = self.levels[0].held
+        if held is None:
+            return self.extension
+        none = torch.zeros_like(held.rows, dtype=self.extension.matrix.dtype)
+        return Sparse(scaled_rows(self.extension.matrix, held.rows, none), scaled_entries(self.extension, held.rows, none))
 
     def sample(self, u: Field) -> Tensor:
-        return u(self.levels[0].band.feet.points)
+        return u(self.places)
 
     def solve(
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
@@ -262,22 +299,27 @@ class Coupled:
         """GMRES on A - shift I, preconditioned by one V-cycle; backward the same with the transposes."""
         c = float(shift.detach() if isinstance(shift, Tensor) else shift)
 
-        def gmres(levels: Shifted, b: Tensor, begin: Tensor | None, report: Report | None) -> KrylovResult:
+        def gmres(levels: Shifted, single: Shifted, b: Tensor, begin: Tensor | None, report: Report | None):
             finest = levels.levels(c)[0]
-            return fgmres(
-                lambda u: finest.project(finest.apply(u)),
-                finest.project(b),
-                precondition=levels.cycle(c),
-                start=begin,
-                tolerance=tolerance,
-                scale=b.norm(dim=0),  # a right-hand side that is all mean leaves only rounding once projected
-                report=report,
-            )
+
+            def columns(b: Tensor, part: slice) -> KrylovResult:
+                many = b.ndim > 1
+                return fgmres(
+                    lambda u: finest.project(finest.apply(u)),
+                    finest.project(b),
+                    precondition=in_single_precision(single.cycle(c)) if many else levels.cycle(c),
+                    start=begin[:, part] if many and begin is not None else begin,
+                    tolerance=tolerance,
+                    scale=b.norm(dim=0),  # a right-hand side that is all mean leaves only rounding once projected
+                    report=report,
+                )
+
+            return in_blocks(columns, b)
 
         begin = None if start is None else start.detach()
         system = System(
-            lambda b: gmres(self._shifted, b, begin, report),
-            lambda b: gmres(self._adjoint, b, None, None),
+            lambda b, size: gmres(self._shifted, self._single, b, begin, report),
+            lambda b, size: gmres(self._adjoint, self._adjoint_single, b, None, None),
             *self._sensitivity(shift),
         )
         return solve(system, g)

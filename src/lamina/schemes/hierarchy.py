@@ -17,7 +17,8 @@ from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
 
 from lamina.errors import SolveError
-from lamina.linear.assembly import Pattern, assemble
+from lamina.linear.adjoint import transposed
+from lamina.linear.assembly import Pattern, assemble, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
@@ -46,6 +47,11 @@ class TraceLevel:
     @property
     def unknowns(self) -> int:
         return len(self.component)
+
+    def single(self) -> TraceLevel:
+        """The same in single precision."""
+        weight = None if self.coarse_weight is None else self.coarse_weight.float()
+        return replace(self, stiffness=self.stiffness.float(), mass=self.mass.float(), coarse_weight=weight)
 
     def matrix(self, stiffness: float, mass: float) -> Tensor:
         """stiffness K + mass M as CSR."""
@@ -166,21 +172,21 @@ class ShiftedLevel:
 
     def restrict(self, residual: Tensor) -> Tensor:
         unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
-        out = residual.new_zeros(self.level.coarse_count, *residual.shape[1:])
-        if residual.ndim == 1:
-            return out.index_add_(0, unknown.reshape(-1), (weight * residual[:, None]).reshape(-1))
-        for corner in range(8):  # all at once would take eight copies of k fields
-            out.index_add_(0, unknown[:, corner], weight[:, corner, None] * residual)
-        return out
+        if residual.ndim > 1:
+            return self.transfer[1] @ residual
+        out = residual.new_zeros(self.level.coarse_count)
+        return out.index_add_(0, unknown.reshape(-1), (weight * residual[:, None]).reshape(-1))
 
     def prolong(self, correction: Tensor) -> Tensor:
         unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
-        if correction.ndim == 1:
-            return (weight * correction[unknown]).sum(1)
-        out = weight[:, 0, None] * correction[unknown[:, 0]]
-        for corner in range(1, 8):
-            out.addcmul_(weight[:, corner, None], correction[unknown[:, corner]])
-        return out
+        return self.transfer[0] @ correction if correction.ndim > 1 else (weight * correction[unknown]).sum(1)
+
+    @cached_property
+    def transfer(self) -> tuple[Tensor, Tensor]:
+        """The interpolation from the coarser level and its transpose, as matrices: what is best for several fields."""
+        unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
+        matrix = rows_to_csr(unknown.to(torch.int32), weight, self.level.coarse_count)
+        return matrix, transposed(matrix)[0]
 
     def solve(self, g: Tensor) -> Tensor:
         if self.shift == 0:

@@ -73,8 +73,8 @@ class LearnedCoupled(Shell):
 
         begin = None if start is None else start.detach()
         system = System(
-            lambda b: gmres(self.apply, b, begin, report),
-            lambda b: gmres(apply_transposed, b, None, None),
+            lambda b, size: gmres(self.apply, b, begin, report),
+            lambda b, size: gmres(apply_transposed, b, None, None),
             (*entries, *shifts),
             by_entries,
         )

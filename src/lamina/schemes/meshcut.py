@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lamina.geometry.cut import cut_triangles, segments_meet_unit_cell
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.triangles import dot, triangle_normals, unit
 from lamina.linear.graph import components, members
 from lamina.quadrature import on_polygons
 from lamina.schemes.cones import cone_conductivity
@@ -83,10 +83,10 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
     """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
     assert isinstance(surface, Mesh)
     assert surface.faces is not None
-    corners = surface.points[surface.faces]
+    corners = surface.positions[surface.faces]
     pieces, face, cell = cut_triangles((corners - lattice.origin) / lattice.spacing)
     pieces = lattice.origin + lattice.spacing * pieces
-    rim = _rim_edges(surface, pieces, face, lattice.spacing)
+    rim = _rim_edges(surface, pieces.detach(), face, lattice.spacing)
     shape, all_cells, all_faces = Flat(pieces), cell, face
     seam_sides = None
     pair_face_label = face
@@ -108,7 +108,8 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
     elements_cell[element_of_pair] = pair_cell
     glue = _across_cells(pairs, pair_cell, pair_face, element_of_pair)
     elements = Elements(elements_cell, glue, len(elements_cell))
-    normals = surface.face_normals[torch.div(pair_face, seams.labels, rounding_mode="floor")]
+    face_normals = triangle_normals(corners) if surface.tracked else surface.face_normals
+    normals = face_normals[torch.div(pair_face, seams.labels, rounding_mode="floor")]
     quadrature = on_polygons(pieces, pair_of_piece, normals)
     element = element_of_pair.repeat_interleave(3)
     incidence = replace(pairs, element=element_of_pair)

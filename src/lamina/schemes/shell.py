@@ -97,14 +97,18 @@ class Shell(Symmetric):
         return u
 
     def load(self, f: Field) -> Tensor:
-        return self.extended(self.sample(f))
+        return self.extension @ self.sample(f)
 
-    def extended(self, f: Tensor) -> Tensor:
-        """The right-hand side for values f (n,) or (n, k) at the nodes, or at their closest points."""
-        return self.extension @ f
+    @property
+    def places(self) -> Tensor:
+        return self.band.lattice.position(self.band.ijk) if self.ambient else self.band.feet.points
+
+    @property
+    def from_places(self) -> Sparse:
+        return self.extension
 
     def sample(self, u: Field) -> Tensor:
-        return u(self.band.lattice.position(self.band.ijk) if self.ambient else self.band.feet.points)
+        return u(self.places)
 
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
         """(I + dt L) E u; the field that is left is constant along normals only up to the step."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lamina.linear.adjoint import Sparse, System, solve
 from lamina.linear.components import ComponentMean, column, component_sums
-from lamina.linear.krylov import KrylovResult, conjugate_gradients
-from lamina.linear.multigrid import Shifted, v_cycle
+from lamina.linear.krylov import KrylovResult, conjugate_gradients, in_blocks
+from lamina.linear.multigrid import Shifted, in_single_precision, v_cycle
 from lamina.schemes.base import Report, Shift
 from lamina.schemes.hierarchy import SMOOTHER, ChannelLevel, ShiftedLevel, TraceLevel
 
@@ -90,13 +90,13 @@ class Symmetric:
         size = g.detach().norm(dim=0)
         begin = None if start is None else self.without_mean(start).detach()
 
-        def forward(b: Tensor) -> KrylovResult:
+        def forward(b: Tensor, size: Tensor | None) -> KrylovResult:
             return self._conjugate_gradients(b, shift, tolerance, begin, size, report)
 
-        def backward(b: Tensor) -> KrylovResult:
-            return self._conjugate_gradients(b, shift, tolerance, None, None, None)
+        def backward(b: Tensor, size: Tensor | None) -> KrylovResult:
+            return self._conjugate_gradients(b, shift, tolerance, None, size, None)
 
-        result = solve(System(forward, backward, *self._sensitivity(shift)), -self.compatible(g))
+        result = solve(System(forward, backward, *self._sensitivity(shift)), -self.compatible(g), size)
         u = self.without_mean(result.solution)
         if moving:
             mean = self._component_sums(g) / (shift * column(self.area, g))
@@ -113,32 +113,48 @@ class Symmetric:
         report: Report | None,
     ) -> KrylovResult:
         """Solve (K + shift M) u = b, b with zero sums on free components; size (k,): of b before its mean was taken."""
-        if isinstance(shift, Tensor) and shift.ndim:
-            levels = self._channels(shift.detach())
-            finest, cycle = levels[0], lambda r: v_cycle(levels, r)
-        else:
-            c = float(shift.detach() if isinstance(shift, Tensor) else shift)
-            finest, cycle = self._shifted.levels(c)[0], self._shifted.cycle(c)
-        moving = isinstance(shift, Tensor) or shift != 0
-        scale = b.norm(dim=0) if size is None else size
-        if moving and size is not None:
-            # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must not
-            # stop short of it.
-            scale = torch.maximum(b.norm(dim=0), 1e2 * torch.finfo(b.dtype).eps / tolerance * size)
+        channels = shift.detach() if isinstance(shift, Tensor) and shift.ndim else None
+        c = 0.0 if channels is not None else float(shift.detach() if isinstance(shift, Tensor) else shift)
+        moving = channels is not None or c != 0
+        if channels is not None:  # the columns of vmap come with each of them
+            channels = channels.repeat_interleave(b.shape[1] // len(channels))
 
-        def project(v: Tensor) -> Tensor:
-            # For shift 0 constants are out of reach; rounding would pile up in them.
-            return v if moving else finest.mean.remove(v)
+        def columns(b: Tensor, part: slice) -> KrylovResult:
+            begin, whole = None if start is None else start, None if size is None else size
+            if b.ndim > 1:
+                begin, whole = None if start is None else start[:, part], None if size is None else size[part]
+            finest, cycle = self._cycle(c, None if channels is None else channels[part], many=b.ndim > 1)
+            scale = b.norm(dim=0) if whole is None else whole
+            if moving and whole is not None:
+                # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must
+                # not stop short of it.
+                scale = torch.maximum(b.norm(dim=0), 1e2 * torch.finfo(b.dtype).eps / tolerance * whole)
 
-        return conjugate_gradients(
-            lambda u: project(finest.apply(u)),
-            project(b),
-            precondition=lambda r: project(cycle(r)),
-            start=start,
-            tolerance=tolerance,
-            scale=scale,
-            report=report,
-        )
+            def project(v: Tensor) -> Tensor:
+                # For shift 0 constants are out of reach; rounding would pile up in them.
+                return v if moving else finest.mean.remove(v)
+
+            return conjugate_gradients(
+                lambda u: project(finest.apply(u)),
+                project(b),
+                precondition=lambda r: project(cycle(r)),
+                start=begin,
+                tolerance=tolerance,
+                scale=scale,
+                report=report,
+                flexible=b.ndim > 1,
+            )
+
+        return in_blocks(columns, b)
+
+    def _cycle(self, shift: float, channels: Tensor | None, many: bool):
+        """The finest level of K + c M, with a shift c for all columns or one for each, and a V-cycle for it."""
+        if channels is not None:
+            finest = ChannelLevel(self._unshifted[0], channels)
+            levels = [ChannelLevel(base, channels.float()) for base in self._unshifted_single]
+            return finest, in_single_precision(lambda r: v_cycle(levels, r))
+        finest = self._shifted.levels(shift)[0]
+        return finest, in_single_precision(self._single.cycle(shift)) if many else self._shifted.cycle(shift)
 
     def _sensitivity(self, shift: Shift):
         """What K + shift M is made of and carries gradients; and those of -v.(K + shift M) u with respect to it."""
@@ -156,18 +172,32 @@ class Symmetric:
 
         return (*entries, *shifts), by_entries
 
-    def _channels(self, shift: Tensor) -> list[ChannelLevel]:
-        """The levels of K + c M with a shift c (k,) of its own for each column."""
-        parts = (self._shifted.levels(0.0)[i] for i in range(len(self.levels)))
-        return [ChannelLevel(part, shift) for part in parts]
+    @cached_property
+    def _unshifted(self) -> list[ShiftedLevel]:
+        """The levels of K, which serve all shifts that channels may have."""
+        return self._shift(0.0)
+
+    @cached_property
+    def _unshifted_single(self) -> list[ShiftedLevel]:
+        return self._shift_single(0.0)
+
+    @cached_property
+    def _single(self) -> Shifted:
+        return Shifted(self._shift_single)
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
         """The levels of K + shift M; the last few are kept."""
         return self._shifted.levels(shift)
 
     def _shift(self, shift: float) -> list[ShiftedLevel]:
-        means = [ComponentMean(level.component, self.component_count, only=self.free) for level in self.levels]
-        return [ShiftedLevel(level, shift, mean, self.smoother) for level, mean in zip(self.levels, means, strict=True)]
+        return self._shift_levels(self.levels, shift)
+
+    def _shift_single(self, shift: float) -> list[ShiftedLevel]:
+        return self._shift_levels([level.single() for level in self.levels], shift)
+
+    def _shift_levels(self, levels: list[TraceLevel], shift: float) -> list[ShiftedLevel]:
+        means = [ComponentMean(level.component, self.component_count, only=self.free) for level in levels]
+        return [ShiftedLevel(level, shift, mean, self.smoother) for level, mean in zip(levels, means, strict=True)]
 
     def compatible(self, g: Tensor) -> Tensor:
         """g less what makes its sum on each free component zero, spread like a constant f."""

@@ -43,8 +43,8 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
     offset = surface.offsets(x, band.feet)
     # An offset of exactly zero would put a corner of a piece on a node, and six edges' corners together.
     tiny = 1e-6 * fine.spacing
-    offset = torch.where(offset.abs() < tiny, torch.full_like(offset, tiny), offset)
-    cell_node, corner = _whole_cells(band, offset)
+    offset = torch.where(offset.abs() < tiny, tiny, offset)
+    cell_node, corner = _whole_cells(band, offset.detach())
     if not len(cell_node):
         return None
     pieces = cut_tetrahedra(corner, offset)
@@ -59,7 +59,7 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
     beyond = torch.zeros_like(vertex[:, 0], dtype=torch.bool) if feet.beyond is None else feet.beyond
     alone = torch.bincount(edge.reshape(-1))[edge] == 1
     rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
-    curved = CurvedPieces(six, edge, cell, band.feet.normals[node], rim)
+    curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim)
     # Where closest points jump between two sheets, scraps of a third appear between them, cut off from both.
     area = surface.areas.new_zeros(surface.component_count).index_add_(0, surface.component, surface.areas)
     return cut_from(curved, lattice, FRAGMENT * area[band.component[node]], sheets, seams)

@@ -85,6 +85,15 @@ class Trace(Symmetric):
         values, element = values.reshape(-1, 3, 8).sum(1), cut.element[::3]
         return out.index_add_(0, cut.elements.unknown[element].reshape(-1), values.reshape(-1))
 
+    @property
+    def places(self) -> Tensor:
+        return self.cut.quadrature.points
+
+    @cached_property
+    def from_places(self) -> Sparse:
+        unknown = self.cut.elements.unknown[self.cut.element].to(torch.int32)
+        return sparse_rows(unknown, self.quadrature.weights[:, None] * trilinear(self.cut.local), self.unknowns).T
+
     def sample(self, u: Field) -> Tensor:
         """The L2 projection on the surface, held constant along normals: (M + dx^2 S) v = load(u)."""
         return self.project(self.load(u))
@@ -93,7 +102,7 @@ class Trace(Symmetric):
         """The unknowns (n,) or (n, k) of the field whose integrals against the basis functions are g."""
         matrix, inverse = self._projection
 
-        def krylov(b: Tensor) -> KrylovResult:
+        def krylov(b: Tensor, size: Tensor | None) -> KrylovResult:
             return conjugate_gradients(
                 lambda v: matrix.matrix @ v, b, precondition=lambda r: column(inverse, r) * r, tolerance=1e-12
             )

@@ -15,6 +15,7 @@ from lamina.geometry.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice, nodes_within
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, points_in, triangle_areas
+from lamina.linear.adjoint import Sparse, sparse_rows
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Surface(ABC):
     exact: whether closest points are those of the surface itself rather than of a fit to samples.
     open: whether it may have rims, where it ends.
     tracked: whether its shape carries gradients. `points` and all that is made of them are then constants; closest
-    points, `own_feet` and `own_areas` carry them.
+    points, `positions`, `own_feet` and `own_areas` carry them.
     """
 
     representation: str = "surface"
@@ -88,6 +89,11 @@ class Surface(ABC):
         """Unit tangents (n, 3) that lead off the surface at points x (n, 3) of its rim, where it knows them better than
         the pieces that it is cut into."""
         return None
+
+    @property
+    def positions(self) -> Tensor:
+        """`points` (m, 3), with gradients where they were given with them."""
+        return self.points
 
     def own_feet(self) -> ClosestPoints:
         """`points` as points on the surface."""
@@ -139,22 +145,29 @@ class Surface(ABC):
         return self.closest_points(points_in(corners[face.to(corners.device)], r))
 
     def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
-        """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`, second order.
+        """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`, second order."""
+        return self.interpolation(x) @ values
 
-        A linear least-squares fit in space over the nearest samples, weighted towards x.
+    def interpolation(self, x: Tensor) -> Sparse:
+        """The matrix (n, m) that does so: a linear least-squares fit in space over the nearest samples, weighted
+        towards x.
+
+        With rows r_q = (1, p_q - x), weights w_q and G = sum w_q r_q r_q^T, the fit to the differences of the values
+        from their weighted mean c has the value e_0^T G^-1 sum w_q r_q (v_q - c) at x.
         """
-        index, distance = k_nearest(self.points, min(12, len(self.points)), x)
+        index, distance = k_nearest(self.points, min(12, len(self.points)), x.detach())
         scale = distance[:, -1:].clamp_min(torch.finfo(x.dtype).tiny)
-        weight = torch.exp(-4 * (distance / scale) ** 2)
-        near = values.reshape(len(values), -1)[index]  # (n, neighbours, k)
-        centre = torch.einsum("nq,nqk->nk", weight / weight.sum(1, keepdim=True), near)
-        offset = (self.points[index] - x[:, None]) / scale[..., None]
+        offset = (self.positions[index] - x[:, None]) / scale[..., None]
+        square = dot(offset, offset)
+        weight = torch.exp(-4 * square / square[:, -1:].clamp_min(torch.finfo(x.dtype).tiny))
+        share = weight / weight.sum(1, keepdim=True)
         rows = torch.cat([torch.ones_like(offset[..., :1]), offset], -1)  # (n, neighbours, 4)
         gram = torch.einsum("nk,nki,nkj->nij", weight, rows, rows)
         # Samples of a smooth surface are nearly coplanar: a little ridge settles the slope along the normal.
         gram = gram + 1e-6 * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
-        right = torch.einsum("nq,nqi,nqk->nik", weight, rows, near - centre[:, None])
-        return (centre + torch.linalg.solve(gram, right)[:, 0]).reshape(len(x), *values.shape[1:])
+        first = torch.linalg.solve(gram, gram.new_tensor([1.0, 0.0, 0.0, 0.0]).expand(len(x), 4))
+        slope = weight * (rows @ first[..., None])[..., 0]
+        return sparse_rows(index.to(torch.int32), slope + (1 - slope.sum(1, keepdim=True)) * share, len(self.points))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Surface:
         """The same surface with its tensors on another device or in another precision."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.triangles import dot, unit
-from lamina.surfaces.base import ClosestPoints
 from lamina.linear.adjoint import FirstOrder
+from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
 from lamina.surfaces.zero_samples import sample_zero_set
 from lamina.surfaces.zero_set import (

@@ -14,6 +14,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.orientation import agreeing_sides
 from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit, vertex_areas
+from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.graph import components
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
@@ -28,6 +29,7 @@ class Mesh(Surface):
     Faces without area are ignored, duplicates too; unused vertices keep their place in `points` and get
     the value at their closest point. Two faces are in one component when a chain of shared edges joins
     them (vertices at the same position count as one): a touch in a single point passes no flux.
+    If V wants gradients, what is computed on the mesh has them.
     """
 
     representation = "mesh"
@@ -35,6 +37,8 @@ class Mesh(Surface):
     def __init__(self, V, F, *, name: str = "mesh"):
         super().__init__(name)
         vertices, faces = _checked(V, F)
+        self.tracked = isinstance(V, Tensor) and V.requires_grad
+        self._given = V if self.tracked else None
         kept = self._usable_faces(vertices, faces)
         self.points, self.faces = vertices, kept
         edge, first, second, self.same_vertex, self.full_angle, self.rim_edges = _face_adjacency(vertices, kept)
@@ -63,6 +67,10 @@ class Mesh(Surface):
             foot = self.closest_points(vertices[unused])
             self.normals[unused], self.component[unused] = foot.normals, foot.component
             self.own_points[unused], self.own_face[unused] = foot.points, cast(Tensor, foot.face)
+
+    @property
+    def positions(self) -> Tensor:
+        return self.points if self._given is None or not torch.is_grad_enabled() else self._given.to(self.points)
 
     def _usable_faces(self, vertices: Tensor, faces: Tensor) -> Tensor:
         corners = vertices[faces]
@@ -110,13 +118,20 @@ class Mesh(Surface):
         """2 pi over the angle (n,) that the faces make around each vertex, pi over it on a rim: 1 where the surface
         could be laid flat, less at a saddle, more at a tip; infinite where more than two faces meet in an edge."""
         assert self.faces is not None
-        angle = corner_angles(self.points[self.faces])
+        angle = corner_angles(self.positions[self.faces])
         total = torch.zeros_like(self.points[:, 0])
         total.index_add_(0, self.same_vertex[self.faces].reshape(-1), angle.reshape(-1))
         return self.full_angle / total[self.same_vertex]
 
     def own_feet(self) -> ClosestPoints:
-        return ClosestPoints(self.own_points, self.normals, self.component, self.own_face)
+        points = self.own_points
+        if self.tracked and torch.is_grad_enabled():
+            points = self._attached(self.positions, self.own_face, points)
+        return ClosestPoints(points, self.normals, self.component, self.own_face)
+
+    def own_areas(self) -> Tensor:
+        assert self.faces is not None
+        return vertex_areas(self.positions, self.faces) if self.tracked else self.areas
 
     def _find_features(self) -> SurfaceFeatures:
         # The mean of face normals errs by the first order in the spacing on uneven meshes: positions alone.
@@ -143,30 +158,46 @@ class Mesh(Surface):
         return self._tree
 
     def closest_points(self, x: Tensor) -> ClosestPoints:
-        piece, point = self.tree.to_points(x)
-        return self._feet(piece, point)
+        piece, point = self.tree.to_points(x.detach())
+        return self._feet(x, piece, point)
 
     def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
         ijk, _, piece, point = self.tree.to_nodes(lattice, radius)
-        return NearNodes(ijk, self._feet(piece, point))
+        return NearNodes(ijk, self._feet(lattice.position(ijk), piece, point))
 
-    def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
+    def interpolation(self, x: Tensor) -> Sparse:
         """Linear on each triangle."""
         assert self.faces is not None
-        piece, point = self.tree.to_points(x)
-        face = self.faces[self.piece_face[piece]]
-        a, b, c = self.points[face].unbind(1)
-        area = torch.linalg.cross(b - a, c - a)
-        total = dot(area, area)
-        v = dot(torch.linalg.cross(point - a, c - a), area) / total
-        w = dot(torch.linalg.cross(b - a, point - a), area) / total
-        weight = torch.stack([1 - v - w, v, w], 1)
-        return torch.einsum("ni,ni...->n...", weight, values[face])
+        feet = self.closest_points(x)
+        assert feet.face is not None
+        point, face = feet.points, self.faces[feet.face]
+        weights = _barycentric(self.positions[face], point)
+        return sparse_rows(face.to(torch.int32), weights, len(self.points))
 
-    def _feet(self, piece: Tensor, point: Tensor) -> ClosestPoints:
+    def _feet(self, x: Tensor, piece: Tensor, point: Tensor) -> ClosestPoints:
         face = self.piece_face[piece]
         beyond = self._on_rim(point, face) if self.open else None
+        if torch.is_grad_enabled() and (self.tracked or x.requires_grad):
+            point = self._attached(x, face, point)
         return ClosestPoints(point, self.face_normals[face], self.face_component[face], face, beyond)
+
+    def _attached(self, x: Tensor, face: Tensor, point: Tensor) -> Tensor:
+        """Feet (n, 3) of x (n, 3) on faces (n,), found before, with the gradients of x and of the vertices.
+
+        A foot inside its face is that on its plane, one on an edge that on its line, one on a vertex the vertex.
+        """
+        assert self.faces is not None
+        corners, fixed = self.positions[self.faces[face]], self.points[self.faces[face]]
+        held = _barycentric(fixed, point) <= ON_EDGE  # (n, 3) corners that have no part in the foot
+        count = held.sum(1)
+        a, b, c = corners.unbind(1)
+        normal = torch.linalg.cross(b - a, c - a)
+        plane = x - (dot(x - a, normal) / dot(normal, normal))[:, None] * normal
+        # The two corners of the edge come first, the others after them in any order.
+        order = torch.argsort(held.to(torch.int8), dim=1, stable=True)
+        p, q = (corners.gather(1, order[:, i, None, None].expand(-1, 1, 3))[:, 0] for i in (0, 1))
+        line = p + (dot(x - p, q - p) / dot(q - p, q - p))[:, None] * (q - p)
+        return torch.where((count == 0)[:, None], plane, torch.where((count == 1)[:, None], line, p))
 
     def _on_rim(self, point: Tensor, face: Tensor) -> Tensor:
         """Whether points (n, 3) on faces (n,) lie on an edge without another face, or at its ends."""
@@ -192,6 +223,16 @@ class Mesh(Surface):
         assert isinstance(moved, Mesh)
         moved._tree = None
         return moved
+
+
+def _barycentric(corners: Tensor, x: Tensor) -> Tensor:
+    """Coordinates (n, 3) of points x (n, 3) in triangles (n, 3, 3)."""
+    a, b, c = corners.unbind(1)
+    area = torch.linalg.cross(b - a, c - a)
+    total = dot(area, area)
+    v = dot(torch.linalg.cross(x - a, c - a), area) / total
+    w = dot(torch.linalg.cross(b - a, x - a), area) / total
+    return torch.stack([1 - v - w, v, w], 1)
 
 
 def _checked(V, F) -> tuple[Tensor, Tensor]:

@@ -36,33 +36,39 @@ class NeuralCloud(PointCloud):
         vars(self).update(vars(cloud))
         self.notes, self.facts = list(cloud.notes), dict(cloud.facts)
         self._rims = self._features = self.thickness = None
-        points, given = cloud._unique, cloud._normals
+        self.tracked = cloud.tracked or any(p.requires_grad for p in network.parameters())
+        points = cloud._unique
         least = FEWEST * network.config.neighbours[0]
         if len(points) < least:
             raise InputError(
                 f'extension="neural" needs {least} distinct points or more, got {len(points)}; use extension="jet".'
             )
-        found = robust_fits(network, points, given, estimated=cloud.estimated)
-        fits, kept = found.fits, found.kept
-        if len(kept) < least // 2:
-            raise InputError(f'extension="neural" finds no surface in {len(points)} points; use extension="jet".')
-        whole = ~small_pieces(connected_pieces(fits.centres, fits.frames[:, 2]), FEWEST_IN_COMPONENT)
-        self.noisy = found.noisy
-        self._settle(points, given, fits.take(whole), kept[whole], found.manner)
+        with torch.set_grad_enabled(self.tracked):
+            points, given = self._live_samples()
+            found = robust_fits(network, points, given, estimated=cloud.estimated)
+            fits, kept = found.fits, found.kept
+            if len(kept) < least // 2:
+                raise InputError(f'extension="neural" finds no surface in {len(points)} points; use extension="jet".')
+            pieces = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
+            whole = ~small_pieces(pieces, FEWEST_IN_COMPONENT)
+            self.noisy = found.noisy
+            self._settle(points, given, fits.take(whole), kept[whole], found.manner)
 
     def _settle(self, points: Tensor, given: Tensor, fits: Fitted, kept: Tensor, manner: Manner) -> None:
         """Make the surface of fits, or of jets where these are better, to the samples kept (k,)."""
         looks = fits.frames[:, 2]
-        component = connected_pieces(fits.centres, looks)
+        component = connected_pieces(fits.centres.detach(), looks.detach())
         # Positions and normals as given, their signs put right: better than those of fits if they are clean.
         own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
-        choice, jets, rows = _jets(Cloud(points[kept], own, component), manner.jets * fits.error)
+        choice, jets, rows = _jets(Cloud(points[kept], own, component), manner.jets * fits.error.detach())
         p, n = fits.centres.index_copy(0, rows, points[kept[rows]]), looks.index_copy(0, rows, own[rows])
         cloud = Cloud(p, n, component)
         near = cloud.neighbours(torch.arange(len(p), device=p.device), manner.among)
         both = fits.jets(near) if jets is None else fits.jets(near).replaced(rows, jets)
-        self._fit = Fit(cloud, near, both, choice, None)
-        self._blend = Blend(p, n, near, both, manner.reach, manner.sharp)
+        self._live = Fit(cloud, near, both, choice, None)
+        self._fit = self._live.detach()
+        self._live_blend = Blend(p, n, near, both, manner.reach, manner.sharp)
+        self._blend = self._live_blend.detach()
         self._record(kept)
 
     def _record(self, kept: Tensor) -> None:
@@ -83,17 +89,24 @@ class NeuralCloud(PointCloud):
 
     def own_feet(self) -> ClosestPoints:
         """The fitted samples of `points`, for outliers the nearest ones."""
-        cloud, of = self.fit.cloud, self._sample[self._unique_of]
+        assert self._live is not None
+        live = self.tracked and torch.is_grad_enabled()
+        cloud, of = (self._live if live else self.fit).cloud, self._sample[self._unique_of]
         return ClosestPoints(cloud.points[of], cloud.normals[of], cloud.component[of])
 
     def offsets(self, x: Tensor, feet: ClosestPoints) -> Tensor:
-        return self._blend(x, self._nearest_sample(x))[0]
+        blend = self._live_blend if self.tracked and torch.is_grad_enabled() else self._blend
+        return blend(x, self._nearest_sample(x.detach()))[0]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> NeuralCloud:
         moved = super().to(device, dtype)
         assert isinstance(moved, NeuralCloud)
-        fit, blend = moved.fit, self._blend
-        moved._blend = Blend(fit.cloud.points, fit.cloud.normals, fit.near, fit.jets, blend.reach, blend.sharp)
+        live, blend = moved._live, self._blend
+        assert live is not None
+        moved._live_blend = Blend(
+            live.cloud.points, live.cloud.normals, live.near, live.jets, blend.reach, blend.sharp
+        )
+        moved._blend = moved._live_blend.detach()
         return moved
 
     def _nearest_sample(self, x: Tensor) -> Tensor:
@@ -104,12 +117,13 @@ class NeuralCloud(PointCloud):
         """Feet on the jets, then moved along their normals to where the blend vanishes."""
         feet = super()._feet(x, index)
         points, normals = feet.points, feet.normals
-        index = self._nearest_sample(points)
+        index = self._nearest_sample(points.detach())
+        blend = self._live_blend if torch.is_grad_enabled() and points.requires_grad else self._blend
         for _ in range(STEPS):
-            phi, normals = self._blend(points, index)
+            phi, normals = blend(points, index)
             points = points - phi[:, None] * normals
         # Without a sample near it is a place where jets meet that were fitted to something else.
-        away = points - self.fit.cloud.points[index]
+        away = points.detach() - self.fit.cloud.points[index]
         lost = dot(away, away) > (FARTHEST * self._blend.spacing[index]) ** 2
         beyond = lost if feet.beyond is None else lost | feet.beyond
         return replace(feet, points=points, normals=normals, beyond=beyond)
@@ -120,7 +134,7 @@ def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor]:
     choice, _ = choose_ways(cloud, widest=2.0)
     every = torch.arange(len(cloud.points), device=cloud.points.device)
     near = cloud.neighbours(every, max(choice.way.k, AROUND))
-    jets = cloud.fit(near, choice.way, leave_out=True)
+    jets = cloud.detach().fit(near, choice.way, leave_out=True)
     # Where no neighbour counts nothing is predicted, and the height is zero.
     squares = torch.where((jets.coefficients == 0).all(1), torch.inf, jets.height.square())
     error = squares[near[:, :AROUND]].mean(1).sqrt()

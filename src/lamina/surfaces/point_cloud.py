@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class PointCloud(Surface):
     viewpoint (3,): where all points were seen from, which is the side that estimated normals look to; without one
     they look outwards. drop_outliers: whether points off the surface of their neighbours are left out of the fit; by
     default where there are no normals, as in raw scans.
+    If points or normals want gradients, what is computed on the cloud has them; what the fit chose by looking at the
+    points, the points' areas, rims, and estimated normals are held fixed.
     Raises InputError for fewer than 20 distinct points, for points that are not finite and for normals of which
     most are not finite or zero.
     """
@@ -41,7 +44,10 @@ class PointCloud(Surface):
     representation = "points"
     exact = False
     _fit: Fit | None = None
+    _live: Fit | None = None  # the same with gradients
     _rims: Rims | None = None
+    _given: Tensor | None = None  # points and normals that want gradients
+    _given_normals: Tensor | None = None
 
     def __init__(
         self,
@@ -53,7 +59,13 @@ class PointCloud(Surface):
         name: str = "points",
     ) -> None:
         super().__init__(name)
-        self.points = _checked_points(points)
+        points = _checked_points(points)
+        self.points = points.detach()
+        if points.requires_grad:
+            self._given = points
+        if isinstance(normals, Tensor) and normals.requires_grad:
+            self._given_normals, normals = normals, normals.detach()
+        self.tracked = self._given is not None or self._given_normals is not None
         self.estimated = normals is None  # the normals
         self._unique, self._unique_of = self._distinct(self.points)
         kept, off = self._without_outliers(normals is None if drop_outliers is None else drop_outliers)
@@ -90,8 +102,9 @@ class PointCloud(Surface):
     def fit(self) -> Fit:
         """The fitted surface."""
         if self._fit is None:
-            kept = self._kept
-            self._fit = fit_surface(Cloud(self._unique[kept], self._normals[kept], self._component[kept]))
+            with torch.set_grad_enabled(self.tracked):
+                self._live = fit_surface(self._cloud())
+            self._fit = self._live.detach()
             if self._fit.smoothing is not None:
                 way, error = self._fit.smoothing.way, self._fit.smoothing.error
                 self.notes.append(
@@ -99,10 +112,33 @@ class PointCloud(Surface):
                 )
         return self._fit
 
+    @property
+    def positions(self) -> Tensor:
+        return self.points if self._given is None or not torch.is_grad_enabled() else self._given.to(self.points)
+
+    def _cloud(self) -> Cloud:
+        """The distinct points that are fitted, with gradients."""
+        points, normals = self._live_samples()
+        return Cloud(points[self._kept], normals[self._kept], self._component[self._kept])
+
+    def _live_samples(self) -> tuple[Tensor, Tensor]:
+        """The distinct points (m, 3) and their normals, with gradients."""
+        first = first_of_each(self._unique_of, len(self._unique))
+        points, normals = self._unique, self._normals
+        if self._given_normals is not None:
+            given = unit(self._given_normals.to(self.points))[first]
+            side = dot(given, normals).detach()[:, None]
+            # Those that were estimated because none were given stay as they are.
+            normals = torch.where(side.abs() > 0.999, torch.where(side < 0, -given, given), normals)
+        if self._given is not None:
+            own = self._given.to(self.points)[first]
+            points = points + (own - own.detach())
+        return points, normals
+
     def closest_points(self, x: Tensor) -> ClosestPoints:
         if x.device.type == "cpu":  # where a k-d tree is many times faster than the dual-tree search
-            return self._feet(x, self.fit.cloud.tree.query(x, 1)[0][:, 0])
-        return self._feet(x, self.fit.cloud.search.to_points(x)[0])
+            return self._feet(x, self.fit.cloud.tree.query(x.detach(), 1)[0][:, 0])
+        return self._feet(x, self.fit.cloud.search.to_points(x.detach())[0])
 
     def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
         # A foot at most rho from its sample, on a surface that curves less than 1 / radius, puts that sample
@@ -111,12 +147,12 @@ class PointCloud(Surface):
         ijk, index = self._nodes_near_samples(lattice, (radius**2 + 2 * rho**2) ** 0.5)
         x = lattice.position(ijk)
         feet = self._feet(x, index)
-        offset = x - feet.points
+        offset = (x - feet.points).detach()
         near = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
         # Feet are those of jets around samples that need not be the best: a node whose own foot is too far may still
         # have the foot of another node within the radius, and that one's stencils want it.
         left, right = (~near).nonzero()[:, 0], near.nonzero()[:, 0]
-        trees = PieceTrees(feet.points[right], feet.component[right])
+        trees = PieceTrees(feet.points[right].detach(), feet.component[right])
         other, distance = trees.query(x[left], feet.component[left], 1)
         found = distance[:, 0] <= radius
         left, other = left[found], right[other[found, 0]]
@@ -136,7 +172,7 @@ class PointCloud(Surface):
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PointCloud:
         moved = super().to(device, dtype)
         assert isinstance(moved, PointCloud)
-        moved._fit = None if self._fit is None else self._fit.to(device, dtype)
+        moved._fit, moved._live = (None if fit is None else fit.to(device, dtype) for fit in (self._fit, self._live))
         moved._rims = None if self._rims is None else self._rims.to(device, dtype)
         return moved
 
@@ -152,6 +188,19 @@ class PointCloud(Surface):
 
     def _feet(self, x: Tensor, index: Tensor) -> ClosestPoints:
         """Feet of x on the jets index, then on those of the samples nearest to these first feet."""
+        with torch.no_grad():
+            feet, index, moved, wild = self._found_feet(x.detach(), index)
+        if not (torch.is_grad_enabled() and (self.tracked or x.requires_grad)):
+            return feet
+        assert self._live is not None
+        live = self._live
+        points, normals = project(live.jets, x + (moved - x.detach()), index)
+        points[wild], normals[wild] = live.cloud.points[index[wild]], live.cloud.normals[index[wild]]
+        return replace(feet, points=points, normals=normals)
+
+    def _found_feet(self, x: Tensor, index: Tensor) -> tuple[ClosestPoints, Tensor, Tensor, Tensor]:
+        """Feet; the jets (n,) that they lie on; places (n, 3), x or those brought back from beyond rims, that they are
+        nearest to; and the rows for which a sample stands."""
         fit, normals_of = self.fit, self.fit.cloud.normals
         points, normals = project(fit.jets, x, index)
         near = fit.near[index]
@@ -161,17 +210,16 @@ class PointCloud(Surface):
         index = near.gather(1, nearest[:, None])[:, 0]
         again = nearest.nonzero()[:, 0]
         points[again], normals[again] = project(fit.jets, x[again], index[again])
-        points, normals, beyond = self._within_rims(x, points, normals, index)
+        x, points, normals, beyond = self._within_rims(x, points, normals, index)
         # A polynomial may rise steeply where no sample holds it: there its sample stands for the surface.
         away = points - fit.cloud.points[index]
         wild = (dot(away, away).sqrt() > WILD * fit.jets.reach[index] * fit.jets.scale[index]).nonzero()[:, 0]
         points[wild], normals[wild] = fit.cloud.points[index[wild]], normals_of[index[wild]]
-        return ClosestPoints(points, normals, fit.cloud.component[index], beyond=beyond)
+        return ClosestPoints(points, normals, fit.cloud.component[index], beyond=beyond), index, x, wild
 
-    def _within_rims(self, x: Tensor, points: Tensor, normals: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Feet and normals, those beyond a rim brought back to it, as feet of places moved back along the surface.
-
-        Also which were (n,).
+    def _within_rims(self, x: Tensor, points: Tensor, normals: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        """Places x, feet and normals (n, 3), those beyond a rim brought back to it, as feet of places moved back along
+        the surface. Also which were (n,).
         """
         rims, centres = self.rims, self.fit.cloud.points
         x, beyond = x.clone(), torch.zeros_like(index, dtype=torch.bool)
@@ -183,7 +231,7 @@ class PointCloud(Surface):
             x[out] -= excess[out, None] * rims.outward[index[out]]
             points[out], normals[out] = project(self.fit.jets, x[out], index[out])
             beyond[out] = True
-        return points, normals, beyond
+        return x, points, normals, beyond
 
     def _nodes_near_samples(self, lattice: Lattice, radius: float) -> tuple[Tensor, Tensor]:
         """Nodes (n, 3) within radius of a component's samples, and the nearest (n,) of these samples."""

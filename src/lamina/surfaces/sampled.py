@@ -74,12 +74,14 @@ class Sampled(Surface):
         return self._nearest
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """The same surface on another device or in another precision; networks are copied, then moved."""
+        """The same surface on another device or in another precision; networks are copied, then moved, those that want
+        gradients with every call anew."""
         moved = super().to(device, dtype)
         assert isinstance(moved, type(self))
         for key, value in vars(self).items():
             if isinstance(value, nn.Module):
-                setattr(moved, key, copy.deepcopy(value).to(device=device, dtype=dtype))
+                other = Elsewhere(value, device, dtype) if self.tracked else copy.deepcopy(value).to(device, dtype)
+                setattr(moved, key, other)
         moved._nearest = None
         return moved
 
@@ -87,6 +89,23 @@ class Sampled(Surface):
         parts = [self._refine(*rows) for rows in zip(x.split(BATCH), guess.split(BATCH), strict=True)]
         points, normals = (torch.cat(part) for part in zip(*parts, strict=True))
         return ClosestPoints(points, normals, self.guess_component[guess])
+
+
+class Elsewhere(nn.Module):
+    """A network as if it were on another device and in another precision, with gradients to its own weights."""
+
+    def __init__(self, network: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None):
+        super().__init__()
+        self.network, self.device, self.dtype = (network,), device, dtype  # not a part of this one
+
+    def forward(self, x: Tensor) -> Tensor:
+        (network,) = self.network
+        tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+        moved = {
+            key: t.to(device=self.device, dtype=self.dtype if t.is_floating_point() else None)
+            for key, t in tensors.items()
+        }
+        return torch.func.functional_call(network, moved, (x,))
 
 
 @dataclass(frozen=True)
@@ -204,7 +223,7 @@ def newton_step(g: Tensor, H: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def solve_two(A: Tensor, b: Tensor) -> Tensor:
-    """Solutions (n, 2) of A x = b, A (n, 2, 2); where A is singular, as at a centre of curvature, of one that is not."""
+    """Solutions (n, 2) of A x = b, A (n, 2, 2); where A is singular, as at centres of curvature, of one that is not."""
     determinant = A[:, 0, 0] * A[:, 1, 1] - A[:, 0, 1] * A[:, 1, 0]
     floor = 1e-6 * A.abs().amax((1, 2)) ** 2
     determinant = torch.where(determinant.abs() < floor, floor, determinant)

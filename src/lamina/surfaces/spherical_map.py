@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_fundamental_forms
 from lamina.geometry.triangles import dot, unit, vertex_areas
+from lamina.linear.adjoint import FirstOrder
+from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.icosphere import icosphere
-from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, tangent_frame
+from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
 
 GUESS_LEVEL = 5
 
@@ -50,6 +53,7 @@ class SphericalMap(Sampled):
         self.covering = float(dot(edges, edges).max().sqrt())
         self.size = float((self.guesses.amax(0) - self.guesses.amin(0)).norm())
         self._set_samples(level)
+        self.tracked = _carries_gradients(fn, vertices[:1])
 
     def _set_samples(self, level: int) -> None:
         coarse, faces = icosphere(level)  # its vertices are the first of every finer one
@@ -72,9 +76,40 @@ class SphericalMap(Sampled):
     def _refine(self, x: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
         # Two edges of the icosphere that the guess is a vertex of: farther steps are not to be trusted yet.
         trust = 2 * math.sqrt(4 * math.pi / len(self.parameters))
-        s = minimise(self._model, x, self.parameters[guess], trust, 1.0)
-        s = unit(s)
+        with torch.no_grad():
+            s = unit(minimise(self._model, x.detach(), self.parameters[guess], trust, 1.0))
+        if torch.is_grad_enabled() and (self.tracked or x.requires_grad):
+            return self._attached(x, s)
         return self.fn(s).detach(), self._normals(s)
+
+    def _attached(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Feet fn(s) (n, 3) of x (n, 3) and normals there, with the gradients of x and of fn.
+
+        s makes the gradient g of |x - fn|^2 / 2 along the sphere vanish: with its Hessian H it moves by -H^-1 dg.
+        """
+        frame, model = tangent_frame(s), self._model(x.detach(), s)
+        a = s.new_zeros(len(s), 2, requires_grad=True)
+        offset = x - self.fn(_on_sphere(s, frame, a))
+        (g,) = torch.autograd.grad(0.5 * dot(offset, offset).sum(), a, create_graph=True)
+        h11, h12, h22 = model.hessian.unbind(1)
+        hessian = torch.stack([torch.stack([h11, h12], 1), torch.stack([h12, h22], 1)], 1)
+        moved = _on_sphere(s, frame, solve_two(hessian, g.detach() - g))
+        points, normals = self.fn(moved), self._normals(moved)
+        return FirstOrder.apply(points), FirstOrder.apply(normals)  # pyright: ignore[reportReturnType]
+
+    def own_feet(self) -> ClosestPoints:
+        """fn at fixed places of the sphere."""
+        feet = super().own_feet()
+        if not (self.tracked and torch.is_grad_enabled()):
+            return feet
+        s = self.parameters[: len(self.points)]
+        return replace(feet, points=self.fn(s), normals=self._normals(s))
+
+    def own_areas(self) -> Tensor:
+        if not (self.tracked and torch.is_grad_enabled()):
+            return self.areas
+        assert self.faces is not None
+        return vertex_areas(self.fn(self.parameters[: len(self.points)]), self.faces)
 
     def _model(self, x: Tensor, s: Tensor) -> _MapModel:
         """Gradient and Hessian of |x - fn(s(a))|^2 / 2, s(a) = unit(s + a_1 e_1 + a_2 e_2), at a = 0."""
@@ -94,10 +129,11 @@ class SphericalMap(Sampled):
         return _MapModel(s, torch.nan_to_num(value, nan=torch.inf), noise, g, hessian, frame)
 
     def _normals(self, s: Tensor) -> Tensor:
-        """Unit normals (n, 3) along dy/da_1 x dy/da_2."""
+        """Unit normals (n, 3) along dy/da_1 x dy/da_2, with gradients where s or fn has them."""
+        keep = torch.is_grad_enabled() and (s.requires_grad or self.tracked)
         with torch.enable_grad():
             a = s.new_zeros(len(s), 2, requires_grad=True)
-            tangents = _jacobian(self.fn(_on_sphere(s, tangent_frame(s), a)), a)
+            tangents = _jacobian(self.fn(_on_sphere(s, tangent_frame(s), a)), a, keep)
         return self.sign * unit(torch.linalg.cross(tangents[:, 0], tangents[:, 1]))
 
     def _forms(self, s: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,17 +202,25 @@ def _on_sphere(s: Tensor, frame: Tensor, a: Tensor) -> Tensor:
     return v / dot(v, v).sqrt()[:, None]
 
 
-def _jacobian(y: Tensor, a: Tensor) -> Tensor:
-    """dy/da_1, dy/da_2 (n, 2, 3) of y (n, 3)."""
-    return torch.stack([_gradient(y[:, k], a) for k in range(3)], 2)
+def _jacobian(y: Tensor, a: Tensor, keep: bool = False) -> Tensor:
+    """dy/da_1, dy/da_2 (n, 2, 3) of y (n, 3); keep: their own gradients."""
+    return torch.stack([_gradient(y[:, k], a, keep) for k in range(3)], 2)
 
 
-def _gradient(v: Tensor, a: Tensor) -> Tensor:
+def _gradient(v: Tensor, a: Tensor, keep: bool = False) -> Tensor:
     """d sum(v) / d a, zero where v does not depend on a."""
     if not v.requires_grad:
         return torch.zeros_like(a)
-    (g,) = torch.autograd.grad(v.sum(), a, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(a) if g is None else g.detach()
+    (g,) = torch.autograd.grad(v.sum(), a, retain_graph=True, allow_unused=True, create_graph=keep)
+    if g is None:
+        return torch.zeros_like(a)
+    return g if keep else g.detach()
+
+
+def _carries_gradients(fn: Callable[[Tensor], Tensor], s: Tensor) -> bool:
+    """Whether fn depends on something that wants gradients."""
+    with torch.enable_grad():
+        return fn(s.detach()).requires_grad
 
 
 def _checked(fn: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:

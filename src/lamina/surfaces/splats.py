@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.geometry.fitting import Cloud
 from lamina.geometry.footprints import Samples, sample_surface
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot
@@ -23,6 +25,7 @@ MOST_OF_EXTENT = 0.1  # the largest scale allowed unless asked otherwise
 NEIGHBOURS, APART = 8, 8.0  # a floater: its neighbour of that rank is so many times farther than is typical
 OFF = 2.0  # pixels, or own sizes, from the surface beyond which a Gaussian does not belong to it
 FLAT = 0.3  # shortest over middle axis below which the shortest should be a normal
+MOVED_BY = 12  # Gaussians that a sample of the surface moves with
 TOGETHER = 0.5  # part of the rays that must meet one of a few large pieces, or there is no surface
 
 
@@ -36,6 +39,8 @@ class Splats(PointCloud):
     not finite, faint (opacity below min_opacity), large (a scale above max_scale, default a tenth of the extent),
     round (flatness 1 - shortest / middle axis below min_flatness), apart (without neighbours), hidden (less than
     min_light of the light gets there, in all but a few views: below the surface) and off (not on the surface).
+    If centres want gradients, what is computed on the splats has them: the surface moves with the Gaussians that are
+    nearest to it, by their mean displacement; which ones show it, and their footprints, are held fixed.
     Raises InputError where the Gaussians show no surface.
     """
 
@@ -57,6 +62,8 @@ class Splats(PointCloud):
         data: SplatData | None = None,
     ) -> None:
         Surface.__init__(self, name)
+        live = centres if isinstance(centres, Tensor) and centres.requires_grad else None
+        centres = centres if live is None else live.detach()
         centres, scales, rotations, opacities = _checked(centres, scales, rotations, opacities)
         self.data = data or _described(centres, scales, rotations, opacities, colours)
         self.dropped: dict[str, int] = {}
@@ -75,7 +82,31 @@ class Splats(PointCloud):
         kept, axes = kept[lit], axes[lit]
         kept, axes = self._on_surface(centres, scales, kept, axes, seen)
         self.kept = kept
+        if live is not None:
+            self._follow(live)
         self._report(scales[kept], axes)
+
+    def _follow(self, centres: Tensor) -> None:
+        """Let the samples of the surface move with the centres (n, 3) of the Gaussians."""
+        own = centres.to(self.points)[self.kept]
+        near, distance = k_nearest(own.detach(), min(MOVED_BY, len(own)), self._unique)
+        weight = (1 - (distance / distance[:, -1:].clamp_min(torch.finfo(own.dtype).tiny)) ** 2).clamp_min(1e-3)
+        moved = torch.einsum("sk,skc->sc", weight / weight.sum(1, keepdim=True), (own - own.detach())[near])
+        self.tracked = True
+        fit = self.fit
+        with torch.enable_grad():
+            cloud = Cloud(fit.cloud.points + moved[self._kept], fit.cloud.normals, fit.cloud.component)
+            near = cloud.neighbours(torch.arange(len(cloud.points), device=own.device), fit.choice.way.k)
+            jets = fit.jets.moving_as(cloud.fit(near, fit.choice.way))
+        self._live = replace(fit, cloud=cloud, jets=jets)
+        self._moved_by = own
+
+    @property
+    def positions(self) -> Tensor:
+        """`points`: feet of the centres, which these carry along."""
+        if not (self.tracked and torch.is_grad_enabled()):
+            return self.points
+        return self.points + (self._moved_by - self._moved_by.detach()).to(self.points)
 
     @classmethod
     def from_data(cls, data: SplatData, **options: Any) -> Self:

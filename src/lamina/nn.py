@@ -1,0 +1,173 @@
+"""PDE solves as layers of a network: fields at the points of a surface in, fields out, with gradients.
+
+Fields are (m,) at the m points of a domain, (m, k) for k channels, or (b, m, k) for a batch; all of them are solved
+for at once. Layers keep no graph of the iterations: backward is one more solve of the same kind. Where the surface of
+the domain carries gradients, so do the results.
+
+>>> import torch, lamina
+>>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.2, dtype=torch.float32)
+>>> layer = lamina.nn.HeatLayer(channels=8)
+>>> u = torch.randn(len(domain.points), 8, requires_grad=True)
+>>> layer(u, domain).square().sum().backward()
+>>> layer.time.shape, u.grad.shape
+(torch.Size([8]), torch.Size([642, 8]))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lamina.domain import Domain
+from lamina.errors import InputError
+from lamina.pde.boundary import posed
+from lamina.pde.conditions import Condition
+from lamina.pde.poisson import check_convergence, checked_number, default_tolerance
+from lamina.pde.variational import variational
+from lamina.schemes.trace import Trace
+
+# Two stages of a diagonally implicit Runge-Kutta method, second order and L-stable (Alexander 1977).
+STAGE = 1 - math.sqrt(0.5)
+
+
+class _Layer(nn.Module):
+    """domain: where to solve, unless forward is given another one. tolerance: relative residual of the solves."""
+
+    def __init__(self, domain: Domain | None, tolerance: float | None):
+        super().__init__()
+        self.domain, self.tolerance = domain, tolerance
+
+    def _on(self, domain: Domain | None) -> Domain:
+        domain = domain or self.domain
+        if not isinstance(domain, Domain):
+            raise InputError(
+                f"{type(self).__name__} needs a Domain, got {type(domain).__name__}; give one when it is made or called."
+            )
+        return domain
+
+
+class PoissonLayer(_Layer):
+    """f -> u with Laplacian(u) - screening u = f, as `lamina.poisson` solves it.
+
+    screening: a number >= 0, or a tensor (), which may be a parameter; with 0 the solution and f have zero mean on each
+    component that no condition holds. conditions: as in `lamina.poisson`.
+    """
+
+    def __init__(
+        self,
+        domain: Domain | None = None,
+        *,
+        screening: float | Tensor = 0.0,
+        conditions: Sequence[Condition] | Condition | None = None,
+        tolerance: float | None = None,
+    ):
+        super().__init__(domain, tolerance)
+        self.screening, self.conditions = screening, conditions
+
+    def forward(self, f: Tensor, domain: Domain | None = None) -> Tensor:
+        """u, of the shape of f, at domain.points."""
+        problem = posed(self._on(domain), self.conditions, None)
+        domain, scheme = problem.domain, problem.scheme
+        shift = checked_number(self.screening, "screening")
+        if shift is None:
+            raise InputError("the screening of a PoissonLayer is one number; use lamina.poisson for one that varies.")
+        columns = _columns(f, domain)
+        g = domain.load(columns)
+        if problem.load is not None:
+            held = problem.load(0.0)
+            g = g - (held if g.ndim == 1 else held[:, None])
+        tolerance = default_tolerance(domain, self.tolerance)
+        result = scheme.solve(g, shift, tolerance=tolerance, start=None, report=None)
+        check_convergence(result, tolerance, True)
+        u = result.solution
+        if not (isinstance(shift, Tensor) or shift):
+            u = scheme.remove_mean(u, lambda u: domain.mean(domain.readout @ u))
+        return _like(domain.readout @ u, f)
+
+
+class HeatLayer(_Layer):
+    """u0 -> u(t), the heat equation with a time t for each channel.
+
+    time: the times to begin with, one number or one a channel, in the units of the surface squared; learned if `learn`.
+    steps: of a method of second order and without oscillations; more of them for accuracy at large times.
+    Solved by the trace scheme, which a domain that left the choice open makes for the purpose, and keeps. The
+    integral of each channel stays what it was.
+    """
+
+    def __init__(
+        self,
+        channels: int = 1,
+        domain: Domain | None = None,
+        *,
+        time: float | Sequence[float] | Tensor = 0.01,
+        learn: bool = True,
+        steps: int = 2,
+        tolerance: float | None = None,
+    ):
+        super().__init__(domain, tolerance)
+        if not (isinstance(channels, int) and channels > 0):
+            raise InputError(f"channels must be a positive integer, got {channels!r}.")
+        if not (isinstance(steps, int) and steps > 0):
+            raise InputError(f"steps must be a positive integer, got {steps!r}.")
+        given = torch.as_tensor(time, dtype=torch.get_default_dtype()).detach()
+        if given.shape not in ((), (channels,)) or not bool((torch.isfinite(given) & (given > 0)).all()):
+            raise InputError(f"time must be a positive number, or {channels} of them, got {time!r}.")
+        self.channels, self.steps = channels, steps
+        # Logarithms, so that no step of an optimiser makes a time negative.
+        self.log_time = nn.Parameter(given.log().expand(channels).clone(), requires_grad=learn)
+
+    @property
+    def time(self) -> Tensor:
+        return self.log_time.exp()
+
+    def forward(self, u: Tensor, domain: Domain | None = None) -> Tensor:
+        """The channels (m,), (m, channels) or (b, m, channels) at domain.points, each after its time."""
+        domain, scheme = variational(self._on(domain), None, "a HeatLayer")
+        columns = _columns(u, domain)
+        width = 1 if columns.ndim == 1 else columns.shape[1]
+        if (1 if u.ndim == 1 else u.shape[-1]) != self.channels:
+            raise InputError(f"HeatLayer of {self.channels} channels got a field of shape {tuple(u.shape)}.")
+        time = self.time.to(columns).repeat(width // self.channels)
+        mass = domain.load(columns.reshape(len(columns), width))
+        for _ in range(self.steps):
+            mass, diffused = self._step(domain, scheme, mass, time / self.steps)
+        return _like((domain.readout @ diffused).reshape(columns.shape), u)  # pyright: ignore[reportPossiblyUnbound]
+
+    def _step(self, domain: Domain, scheme: Trace, mass: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
+        """From M u (n, k) to that a time dt (k,) later, and u itself there.
+
+        Stages v = u + STAGE dt v' and w = u + (1 - STAGE) dt v' + STAGE dt w', M u' = A u; the second is the result.
+        Only M u enters, so that a field given by its values need not be projected first.
+        """
+        tolerance = default_tolerance(domain, self.tolerance)
+        shift = 1 / (STAGE * dt)
+
+        def implicit(known: Tensor) -> Tensor:
+            result = scheme.solve(-shift * known, shift, tolerance=tolerance, start=None, report=None)
+            check_convergence(result, tolerance, True)
+            return result.solution
+
+        slope = shift * (scheme.mass(implicit(mass)) - mass)
+        new = implicit(mass + (1 - STAGE) * dt * slope)
+        return scheme.mass(new), new
+
+
+def _columns(field: Tensor, domain: Domain) -> Tensor:
+    """A field (m,), (m, k) or (b, m, k) as (m,) or (m, columns), in the precision of the domain."""
+    m = len(domain.points)
+    if not isinstance(field, Tensor) or field.ndim not in (1, 2, 3) or field.shape[-2 if field.ndim > 1 else 0] != m:
+        shape = tuple(field.shape) if isinstance(field, Tensor) else type(field).__name__
+        raise InputError(f"The field has shape {shape}; expected ({m},), ({m}, k) or (b, {m}, k) for {m} points.")
+    field = field.to(domain.points)
+    return field if field.ndim < 3 else field.movedim(1, 0).reshape(m, -1)
+
+
+def _like(columns: Tensor, field: Tensor) -> Tensor:
+    """Columns in the shape and precision of the field that they came from."""
+    if field.ndim == 3:
+        b, m, k = field.shape
+        columns = columns.reshape(m, b, k).movedim(0, 1)
+    return columns.to(field)
