@@ -30,6 +30,7 @@ def heat(
     *,
     diffusivity: Diffusivity | None = None,
     times: Sequence[float] | None = None,
+    frames: int | None = None,
     steps: int | None = None,
     accuracy: float = 1e-5,
     method: str | None = None,
@@ -40,14 +41,18 @@ def heat(
 
     u0: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions, diffusivity: as in `poisson`;
     values of conditions may depend on time. times: moments in (0, time] at
-    which to keep snapshots; the last moment is always kept. method: "tr-bdf2", the default, second order and L-stable,
+    which to keep snapshots; the last moment is always kept. frames: so many more, equally spaced, to animate: the first
+    is the initial state at time 0, the last the end. method: "tr-bdf2", the default, second order and L-stable,
     with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
     `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
     shell scheme, which extends the field anew after every step.
 
     Raises InputError for bad input, SolveError when a linear solve fails.
     """
-    moments = _moments(time, times)
+    if frames is not None and frames < 2:
+        raise InputError(f"frames must be at least 2, the start and the end, got {frames}.")
+    between = [] if frames is None else [time * i / (frames - 1) for i in range(1, frames)]
+    moments = _moments(time, [*(times or ()), *between])
     if method is None:
         method = "euler" if domain.scheme.name == "shell" and diffusivity is None else "tr-bdf2"
     if method not in METHODS:
@@ -70,10 +75,11 @@ def heat(
         else:
             tolerance = default_tolerance(domain, tolerance)
             run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, problem.load)
+    first = [] if frames is None else [u]
     return Solution(
         domain,
-        torch.stack(run.snapshots),
-        tuple(moments),
+        torch.stack([*first, *run.snapshots]),
+        (*(0.0 for _ in first), *moments),
         cycles=run.cycles,
         residual=run.residual,
         steps=run.steps,

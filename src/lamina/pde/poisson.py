@@ -57,14 +57,14 @@ def poisson(
     g = scheme.load(right)
     if problem.load is not None:
         g = g - problem.load(0.0)
+    residuals: list[float] = []
     with progress("solving", show_progress) as update:
-        result = scheme.solve(
-            g,
-            float(screening),
-            tolerance=tolerance,
-            start=None,
-            report=lambda i, r: update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}"),
-        )
+
+        def report(_: int, r: float) -> None:
+            residuals.append(r)
+            update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}")
+
+        result = scheme.solve(g, float(screening), tolerance=tolerance, start=None, report=report)
     warnings = check_convergence(result, tolerance, raise_on_failure)
     u = result.solution
     if screening == 0:
@@ -79,6 +79,7 @@ def poisson(
         steps=0,
         seconds=time.perf_counter() - start,
         warnings=tuple(warnings),
+        residuals=tuple(residuals),
     )
 
 
