@@ -66,9 +66,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)["sessionId"]
         for part in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{part}.enable")
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def call(self, method: str, timeout: float = 60.0, **parameters: Any) -> dict[str, Any]:
         """Send a message and wait for its answer; events on the way are kept."""

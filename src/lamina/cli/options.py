@@ -72,7 +72,9 @@ Noise = Annotated[
 Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.")]
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
 DType = Annotated[Precision, typer.Option(help="Precision.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for solution.ply, solution.png, report.json.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the solution (PLY), pictures, a page to look at it (HTML) and a report.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 

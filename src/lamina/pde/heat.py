@@ -51,8 +51,7 @@ def heat(
     """
     if frames is not None and frames < 2:
         raise InputError(f"frames must be at least 2, the start and the end, got {frames}.")
-    between = [] if frames is None else [time * i / (frames - 1) for i in range(1, frames)]
-    moments = _moments(time, [*(times or ()), *between])
+    moments = _moments(time, times, frames)
     if method is None:
         method = "euler" if domain.scheme.name == "shell" and diffusivity is None else "tr-bdf2"
     if method not in METHODS:
@@ -87,10 +86,15 @@ def heat(
     )
 
 
-def _moments(time: float, times: Sequence[float] | None) -> list[float]:
+def _moments(time: float, times: Sequence[float] | None, frames: int | None = None) -> list[float]:
     if not (isinstance(time, int | float) and math.isfinite(time) and time > 0):
         raise InputError(f"time must be a positive number, got {time!r}.")
-    moments = sorted({float(t) for t in (times or ())} | {float(time)})
+    asked = {float(t) for t in (times or ())} | {float(time)}
+    for i in range(1, frames or 0):
+        moment = time * (i / ((frames or 0) - 1))
+        if min(abs(moment - t) for t in asked) > 1e-9 * time:  # not the same one, rounded otherwise
+            asked.add(moment)
+    moments = sorted(asked)
     if moments[0] <= 0 or moments[-1] > time:
         raise InputError(f"times must lie between 0 and {time:g}, got {moments[0]:g} to {moments[-1]:g}.")
     return moments

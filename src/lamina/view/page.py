@@ -120,7 +120,8 @@ def _camera(scene: Scene, view: View | tuple[float, float] | None) -> tuple[dict
     seen = look_at(used, look, (0, 0, 1, 1))
     radius = float(np.linalg.norm(used - seen.centre, axis=1).max()) or 1.0
     # The axis that stands upright on the screen is the one that the turning keeps upright.
-    up = np.eye(3)[int(np.abs(seen.rotation[1]).argmax())] * np.sign(seen.rotation[1][np.abs(seen.rotation[1]).argmax()])
+    axis = int(np.abs(seen.rotation[1]).argmax())
+    up = np.eye(3)[axis] * np.sign(seen.rotation[1, axis])
     camera = {
         "centre": seen.centre,
         "radius": radius,

@@ -87,7 +87,7 @@ def scene_of(
 
 
 def _states(reference: Any, solution: Solution) -> NDArray:
-    """Values (s, n) or (n,) of a reference: another solution, a function of points, or of points and time, or values."""
+    """Values (s, n) or (n,) of a reference: another solution, a function of points (and time), or values."""
     from lamina.solution import Solution
 
     points = solution.domain.points
@@ -98,9 +98,10 @@ def _states(reference: Any, solution: Solution) -> NDArray:
             return as_floats(torch.stack([reference.domain.readout @ u for u in states]))
         return as_floats(torch.stack([reference.domain.evaluate(u, points) for u in states]))
     if callable(reference):
-        if len(solution.times) > 1 or solution.times[0] > 0:
-            return np.stack([as_floats(reference(points, t)) for t in solution.times])
-        return as_floats(reference(points))
+        function: Callable[..., Any] = reference
+        if solution.times != (0.0,):
+            return np.stack([as_floats(function(points, t)) for t in solution.times])
+        return as_floats(function(points))
     return as_floats(reference)
 
 
@@ -111,7 +112,7 @@ def grid_nodes(domain: Domain) -> Tensor:
 
     scheme: Any = domain.scheme
     if isinstance(scheme, Trace):
-        cell = scheme.cut.elements.cell.long()
+        cell = scheme.cut.elements.cell[: scheme.cut.elements.active].long()
         ijk = torch.unique((cell[:, None] + OCTANTS.to(cell.device)).reshape(-1, 3), dim=0)
         return scheme.cut.lattice.position(ijk)
     band = scheme.band if hasattr(scheme, "band") else scheme.levels[0].band
