@@ -136,7 +136,7 @@ def _camera(scene: Scene, view: View | tuple[float, float] | None) -> tuple[dict
 def _extents(points: NDArray) -> NDArray:
     """Radii (n,) of the discs that points are drawn as: just large enough to overlap."""
     near = KDTree(points).query(points, k=min(7, len(points)), workers=-1)[0].reshape(len(points), -1)
-    radius = 1.1 * near[:, -1]
+    radius = near[:, -1]
     typical = float(np.median(radius)) or 0.02
     return np.clip(radius, 0.3 * typical, 3 * typical)
 

@@ -158,11 +158,13 @@ def _read_kept(path: Path) -> Scene | None:
 def _read_ply(path: Path) -> Scene | None:
     from plyfile import PlyData, PlyParseError
 
+    # Faces of known length are read at once; a file with others, which lamina did not write, falls back to lamina.load.
+    lengths = {"face": {"vertex_indices": 3}}
     try:
-        ply = PlyData.read(str(path))
+        ply = PlyData.read(str(path), known_list_len=lengths)
     except (PlyParseError, ValueError, OSError):
         return None  # lamina.load says what is wrong with it
-    if "vertex" not in ply:
+    if "vertex" not in ply or ("face" in ply and "vertex_indices" not in ply["face"]):
         return None
     vertex = ply["vertex"]
     held = [p.name for p in vertex.properties]
@@ -178,8 +180,7 @@ def _read_ply(path: Path) -> Scene | None:
             facts = json.loads(rest)
     faces = None
     if "face" in ply and ply["face"].count:
-        key = ply["face"].properties[0].name
-        faces = np.stack(list(ply["face"][key])).astype(np.int64)
+        faces = np.asarray(ply["face"]["vertex_indices"], dtype=np.int64).reshape(-1, 3)
     normals = _columns(vertex, ("nx", "ny", "nz")) if {"nx", "ny", "nz"} <= set(held) else None
     return _kept_scene(path, _columns(vertex, "xyz"), _columns(vertex, names).T, times, faces, normals, facts)
 

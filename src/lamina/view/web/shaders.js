@@ -25,20 +25,13 @@ float shownValue() {
   return v;
 }`;
 
-const SHADE = /* glsl */ `
+const COLOURS = /* glsl */ `
 precision highp float;
 precision highp int;
 uniform sampler2D map;
 uniform vec2 range;        // values at the two ends of the colours
 uniform bool reversed;
 uniform float lines;       // how many isolines
-uniform int read;          // 1: write the value itself, 2: the depth
-out vec4 colour;
-
-vec4 bits(float number) {
-  uint b = floatBitsToUint(number);
-  return vec4(b & 255u, (b >> 8) & 255u, (b >> 16) & 255u, b >> 24) / 255.0;
-}
 
 vec3 linear(vec3 c) {
   return mix(c / 12.92, pow((c + 0.055) / 1.055, vec3(2.4)), step(0.04045, c));
@@ -61,8 +54,18 @@ vec3 mapped(float value) {
   float t = clamp((value - range.x) / (range.y - range.x), 0.0, 1.0);
   if (reversed) t = 1.0 - t;
   return texture(map, vec2((0.5 + t * 255.0) / 256.0, 0.5)).rgb;
-}
+}`;
 
+const READ = /* glsl */ `
+uniform int read;          // 1: write the value itself, 2: the depth
+out vec4 colour;
+
+vec4 bits(float number) {
+  uint b = floatBitsToUint(number);
+  return vec4(b & 255u, (b >> 8) & 255u, (b >> 16) & 255u, b >> 24) / 255.0;
+}`;
+
+const LINES = /* glsl */ `
 vec3 withLines(vec3 c, float value, float slope) {
   if (lines < 0.5) return c;
   float t = (value - range.x) / (range.y - range.x) * (lines + 1.0);
@@ -86,7 +89,7 @@ void main() {
   direction = normalMatrix * normal;
   gl_Position = projectionMatrix * p;
 }`,
-  fragment: /* glsl */ `${SHADE}
+  fragment: /* glsl */ `${COLOURS}${READ}${LINES}
 in float value;
 in vec3 seen;
 in vec3 direction;
@@ -101,55 +104,60 @@ void main() {
 }`,
 };
 
+// Lit where the vertex is, not in every pixel: discs overlap many times over.
 export const POINTS = {
-  vertex: /* glsl */ `${VALUE}
+  vertex: /* glsl */ `${COLOURS}${VALUE}
 in float extent;
 uniform float size;
 uniform float pixels;      // of the picture's height over twice the tangent of half the angle
 out float value;
+out vec3 own;              // the colour, lit if there is a normal
 out vec3 direction;
 out vec2 disc;             // depth of the centre, radius
 out vec2 projection;       // the entries of the projection that depths depend on
+
+vec3 banded(float v) {
+  if (lines < 0.5 || !(abs(v) < 1e37)) return mapped(v);
+  // No slope is known here, so there are no lines: bands of equal colour between them instead.
+  float t = clamp((v - range.x) / (range.y - range.x), 0.0, 0.9999);
+  return mapped(range.x + (floor(t * (lines + 1.0)) + 0.5) / (lines + 1.0) * (range.y - range.x));
+}
+
 void main() {
   value = shownValue();
   vec4 p = modelViewMatrix * vec4(position, 1.0);
   direction = normalMatrix * normal;
+  own = banded(value);
+  if (dot(direction, direction) > 0.01) {
+    direction = normalize(direction);
+    if (direction.z < 0.0) direction = -direction;
+    own = lit(own, direction);
+  } else {
+    direction = vec3(0.0);
+  }
   projection = vec2(projectionMatrix[2][2], projectionMatrix[3][2]);
   gl_Position = projectionMatrix * p;
   gl_PointSize = clamp(2.0 * size * extent * pixels / -p.z, 1.5, 64.0);
   disc = vec2(p.z, 0.5 * gl_PointSize * -p.z / pixels);
 }`,
-  fragment: /* glsl */ `${SHADE}
+  fragment: /* glsl */ `${COLOURS}${READ}
 in float value;
+in vec3 own;
 in vec3 direction;
 in vec2 disc;
 in vec2 projection;
 void main() {
   vec2 p = 2.0 * gl_PointCoord - 1.0;
   p.y = -p.y;
-  vec3 n = direction;
-  float r2 = dot(p, p);
-  float rise = 0.0;
-  if (dot(n, n) > 0.01) {
-    n = normalize(n);
-    if (n.z < 0.0) n = -n;
-    rise = -dot(n.xy, p) / max(n.z, 0.3);  // a disc across the normal, not quite to the edge
-    r2 += rise * rise;
-  } else {
-    n = vec3(p, sqrt(max(0.0, 1.0 - r2)));       // no normal: a ball
-  }
+  bool ball = direction.z == 0.0;                                             // without a normal
+  float rise = ball ? 0.0 : -dot(direction.xy, p) / max(direction.z, 0.3);  // a disc, not quite to the edge
+  float r2 = dot(p, p) + rise * rise;
   if (r2 > 1.0) discard;
   // Discs are hollowed: of those that overlap, the one whose centre is nearest is seen, and no edges show.
   float z = disc.x + disc.y * (rise - 0.7 * r2);
   gl_FragDepth = clamp(0.5 - 0.5 * (projection.x * z + projection.y) / z, 0.0, 1.0);
   if (read == 1) { colour = bits(value); return; }
   if (read == 2) { colour = bits(gl_FragDepth); return; }
-  vec3 c = mapped(value);
-  if (lines > 0.5 && abs(value) < 1e37) {  // no slope is known here: bands of equal colour instead
-    float t = clamp((value - range.x) / (range.y - range.x), 0.0, 1.0);
-    float level = (floor(min(t, 0.9999) * (lines + 1.0)) + 0.5) / (lines + 1.0);
-    c = mapped(range.x + level * (range.y - range.x));
-  }
-  colour = vec4(lit(c, n), 1.0);
+  colour = vec4(ball ? lit(own, vec3(p, sqrt(1.0 - r2))) : own, 1.0);
 }`,
 };
