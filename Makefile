@@ -1,11 +1,14 @@
-# make demo: set up and solve an example.  make test: set up and run every check.  make docs: the documentation.
-# Both need only Python 3.11 or newer and make; everything else goes into .venv.
+# make install: set up.  make demo: solve an example.  make test: run every check.  make docs: the documentation.
+# All need only Python 3.11 or newer and make; everything else goes into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo-output
 
-.PHONY: demo test lint docs viewer clean
+.PHONY: install demo test lint docs viewer clean
+
+install: .venv/.installed
+	@echo "Installed: $(CURDIR)/$(BIN)/lamina"
 
 demo: .venv/.installed
 	$(BIN)/lamina solve heat spike --initial "sin(6*x) + sin(6*y) + sin(6*z)" --time 0.01 \

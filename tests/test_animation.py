@@ -10,6 +10,7 @@ from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
 from lamina.view.animation import animate
 from lamina.view.charts import COLOURS, plot_convergence, plot_residuals
+from lamina.view.scene import read_scene
 
 BALL, BALL_FACES = (a.numpy() for a in icosphere(3))
 TIMES = (0.0, 0.5, 1.0)
@@ -83,6 +84,21 @@ def test_heat_on_the_command_line_leaves_an_animation(program, tmp_path):
     assert len(shown) == 4
     assert strength(shown[0][::3, ::3]) > 1.3 * strength(shown[-1][::3, ::3])
     assert program("solve", "heat", "sphere", "--initial", "x", "--time", 1, "--gif")[0] == 2
+
+
+def test_heat_has_a_start_and_a_time_that_suit_any_size(program, tmp_path):
+    """A ball of radius 500 about (1000, 0, 0) cools as one of radius 1 about 0 does."""
+    reports = []
+    for name, radius, x in (("small", 1.0, 0.0), ("large", 500.0, 1000.0)):
+        path = tmp_path / f"{name}.obj"
+        points = radius * BALL + [x, 0, 0]
+        lines = [f"v {a} {b} {c}" for a, b, c in points] + [f"f {a} {b} {c}" for a, b, c in BALL_FACES + 1]
+        path.write_text("\n".join(lines))
+        status, _, err = program("solve", "heat", path, "--accuracy", 1e-3, "--out", tmp_path / name)
+        assert status == 0, err
+        reports.append(np.sort(read_scene(tmp_path / name).values[-1]))
+    np.testing.assert_allclose(reports[0], reports[1], atol=0.02 * np.ptp(reports[0]))
+    assert np.ptp(reports[0]) > 1
 
 
 # Charts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,7 @@ from lamina.cli.options import (
 from lamina.errors import InputError
 
 GIF_FRAMES = 24
+WAVES = "sin(6*x) + sin(6*y) + sin(6*z), from the centre in units of half the size"
 
 solve = typer.Typer(help="Solve a PDE on a surface.", no_args_is_help=True)
 
@@ -108,8 +110,14 @@ def solve_poisson(
 @solve.command("heat")
 def solve_heat(
     surface: SurfaceArg,
-    initial: Annotated[str, typer.Option(help="Initial state, in x, y, z.")],
-    time_: Annotated[float, typer.Option("--time", help="How long to diffuse.")],
+    initial: Annotated[
+        str | None,
+        typer.Option(help="Initial state, in x, y, z; by default waves that suit the size of the surface."),
+    ] = None,
+    time_: Annotated[
+        float | None,
+        typer.Option("--time", help="How long to diffuse; by default a hundredth of half the size, squared."),
+    ] = None,
     exact: Exact = None,
     snapshots: Annotated[
         int, typer.Option(help="Keep (and check against --exact) so many equally spaced moments.")
@@ -156,7 +164,9 @@ def solve_heat(
     from lamina.pde.heat import heat
 
     run = _Run("heat", json_, out)
-    start, true = parse(initial), None if exact is None else parse(exact, variables=("x", "y", "z", "t"))
+    start, true = None if initial is None else parse(initial), None
+    if exact is not None:
+        true = parse(exact, variables=("x", "y", "z", "t"))
     if snapshots < 1:
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
     if (gif or mp4) and out is None:
@@ -169,17 +179,25 @@ def solve_heat(
         extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
         device=device.value, dtype=dtype.value,
     )  # fmt: skip
+    low, high = domain.surface.bounds
+    half = float((high - low).max()) / 2
+    time_ = 0.01 * half**2 if time_ is None else time_
     moments = [time_ * ((i + 1) / snapshots) for i in range(snapshots)]
     u = heat(
-        domain, start, time_, conditions(dirichlet, neumann, robin), times=moments, frames=frames, steps=steps,
-        accuracy=accuracy, method=method, tolerance=tolerance, show_progress=run.progress,
+        domain, start or _waves((low + high) / 2, half), time_, conditions(dirichlet, neumann, robin),
+        times=moments, frames=frames, steps=steps, accuracy=accuracy, method=method, tolerance=tolerance,
+        show_progress=run.progress,
     )  # fmt: skip
     if true is not None:
         for moment, values in zip(u.times, u.snapshots, strict=True):
             run.add_errors(values, true(run.true_points, t=moment), time=moment)
     asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
     run.animations = [name for name, wanted in (("solution.gif", gif), ("solution.mp4", mp4)) if wanted]
-    run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method, **_given(asked)})
+    run.finish(u, {"initial": initial or WAVES, "time": time_, "exact": exact, "method": method, **_given(asked)})
+
+
+def _waves(centre: Any, half: float) -> Callable[[Any], Any]:
+    return lambda x: (6 * (x - centre) / half).sin().sum(1)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
