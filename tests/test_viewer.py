@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import time
 from pathlib import Path
 
 import numpy as np
@@ -415,6 +416,20 @@ def test_fingers_turn_the_surface_and_a_tap_reads_it(tab, tmp_path):
     tab.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     tab.settle()
     assert not tab.js("document.getElementById('probe').hidden")
+    assert_clean(tab)
+
+
+def test_a_frame_in_a_notebook_shows_the_surface(tab, tmp_path):
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><html><body>{page(ball())._repr_html_()}</body></html>")
+    tab.problems.clear()
+    tab.requests.clear()
+    tab.call("Page.navigate", url=path.as_uri())
+    tab.wait("document.readyState === 'complete' && document.querySelector('iframe')")
+    deadline = time.monotonic() + 30
+    while coloured(tab.shot()[100:500, 100:650]).mean() < 0.2:
+        assert time.monotonic() < deadline, tab.problems
+        time.sleep(0.1)
     assert_clean(tab)
 
 

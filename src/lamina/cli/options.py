@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,6 +115,12 @@ def _numbers(option: str, text: str, form: str) -> list[float]:
     if len(numbers) != expected:
         raise InputError(f'--{option} is {text!r}; expected {expected} numbers, "{form}".')
     return numbers
+
+
+def say_next(purpose: str, command: str, path: Path, as_json: bool) -> None:
+    """The last line: what to type next."""
+    if not as_json:
+        print(f"\nTo {purpose}: lamina {command} {shlex.quote(str(path))}")
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +42,7 @@ from lamina.cli.options import (
     Weights,
     print_facts,
     said_of_surface,
+    say_next,
 )
 from lamina.errors import InputError
 
@@ -307,8 +307,8 @@ class _Run:
         if self.out is not None:
             report["files"] = [str(p) for p in self._write(u, report)]
         print_facts(report, self.as_json)
-        if self.out is not None and not self.as_json:
-            print(f"\nTo look at it: lamina view {shlex.quote(str(self.out))}")
+        if self.out is not None:
+            say_next("look at it", "view", self.out, self.as_json)
 
     def _write(self, u: Any, report: dict[str, Any]) -> list[Path]:
         import torch
