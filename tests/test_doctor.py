@@ -1,7 +1,6 @@
 """lamina doctor, the help, and the ways to call the program."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -52,11 +51,10 @@ def test_python_m_lamina():
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell):
-    environment = {"_LAMINA_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "lamina do"}
-    environment |= {"COMP_WORDS": "lamina do", "COMP_CWORD": "1", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    code = "import sys; sys.argv = ['lamina']; from lamina.cli import app; app(prog_name='lamina')"
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=False
-    )
-    assert "doctor" in said.stdout
+def test_completion(program, monkeypatch, shell):
+    monkeypatch.setenv("_LAMINA_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "lamina do")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("COMP_WORDS", "lamina do")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert "doctor" in program()[1]

@@ -41,7 +41,7 @@ app.command(short_help="Versions, devices, and a self-test of ten seconds.")(doc
 def main() -> None:
     """Run the program; bad input exits with 2, a failed solve with 1, each with one sentence on stderr."""
     try:
-        app()
+        app(prog_name="lamina")
     except InputError as error:
         print(f"lamina: {error}", file=sys.stderr)
         sys.exit(2)

@@ -41,17 +41,18 @@ def heat(
 
     u0: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions, diffusivity: as in `poisson`;
     values of conditions may depend on time. times: moments in (0, time] at
-    which to keep snapshots; the last moment is always kept. frames: so many more, equally spaced, to animate: the first
-    is the initial state at time 0, the last the end. method: "tr-bdf2", the default, second order and L-stable,
+    which to keep snapshots; the last moment is always kept. method: "tr-bdf2", the default, second order and L-stable,
     with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
     `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
     shell scheme, which extends the field anew after every step.
+
+    frames: keep so many more states, equally spaced, to animate: the first is the initial one, at time 0.
 
     Raises InputError for bad input, SolveError when a linear solve fails.
     """
     if frames is not None and frames < 2:
         raise InputError(f"frames must be at least 2, the start and the end, got {frames}.")
-    moments = _moments(time, times, frames)
+    moments = _moments(time, times, frames or 0)
     if method is None:
         method = "euler" if domain.scheme.name == "shell" and diffusivity is None else "tr-bdf2"
     if method not in METHODS:
@@ -74,11 +75,10 @@ def heat(
         else:
             tolerance = default_tolerance(domain, tolerance)
             run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, problem.load)
-    first = [] if frames is None else [u]
     return Solution(
         domain,
-        torch.stack([*first, *run.snapshots]),
-        (*(0.0 for _ in first), *moments),
+        torch.stack([*([] if frames is None else [u]), *run.snapshots]),
+        (*(() if frames is None else (0.0,)), *moments),
         cycles=run.cycles,
         residual=run.residual,
         steps=run.steps,
@@ -86,12 +86,12 @@ def heat(
     )
 
 
-def _moments(time: float, times: Sequence[float] | None, frames: int | None = None) -> list[float]:
+def _moments(time: float, times: Sequence[float] | None, frames: int = 0) -> list[float]:
     if not (isinstance(time, int | float) and math.isfinite(time) and time > 0):
         raise InputError(f"time must be a positive number, got {time!r}.")
     asked = {float(t) for t in (times or ())} | {float(time)}
-    for i in range(1, frames or 0):
-        moment = time * (i / ((frames or 0) - 1))
+    for i in range(1, frames):
+        moment = time * (i / (frames - 1))
         if min(abs(moment - t) for t in asked) > 1e-9 * time:  # not the same one, rounded otherwise
             asked.add(moment)
     moments = sorted(asked)

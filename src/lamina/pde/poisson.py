@@ -59,12 +59,15 @@ def poisson(
         g = g - problem.load(0.0)
     residuals: list[float] = []
     with progress("solving", show_progress) as update:
-
-        def report(_: int, r: float) -> None:
-            residuals.append(r)
-            update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}")
-
-        result = scheme.solve(g, float(screening), tolerance=tolerance, start=None, report=report)
+        result = scheme.solve(
+            g,
+            float(screening),
+            tolerance=tolerance,
+            start=None,
+            report=lambda i, r: (
+                residuals.append(r) or update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}")
+            ),
+        )
     warnings = check_convergence(result, tolerance, raise_on_failure)
     u = result.solution
     if screening == 0:
