@@ -1,6 +1,6 @@
 // The colour bar.
 
-import { text, ticks } from "./ticks.js";
+import { precise, ticks } from "./ticks.js";
 
 export const TICKS_WIDTH = 78;
 
@@ -22,7 +22,7 @@ export function drawTicks(context, low, high, ink, x, y, height, unit) {
   for (const tick of ticks(low, high)) {
     const at = y + (1 - (tick - low) / (high - low)) * (height - 1);
     context.fillRect(x + 3 * unit, at, 4 * unit, Math.max(1, unit / 1.5));
-    context.fillText(text(tick, 5), x + 11 * unit, Math.min(Math.max(at, y + 6 * unit), y + height - 6 * unit));
+    context.fillText(precise(tick, high - low, 5), x + 11 * unit, Math.min(Math.max(at, y + 6 * unit), y + height - 6 * unit));
   }
 }
 

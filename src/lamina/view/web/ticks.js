@@ -11,6 +11,12 @@ export function ticks(low, high, most = 6) {
   return found;
 }
 
+/** A number as text, with as many digits as tell apart what differs by a share of `size`. */
+export function precise(number, size, digits = 5) {
+  const more = Math.log10(Math.abs(number) / Math.abs(size));
+  return text(number, Math.min(16, digits + (more > 0 ? Math.ceil(more) : 0)));
+}
+
 export function text(number, digits = 6) {
   if (!Number.isFinite(number)) return "none";
   return String(Number(number.toPrecision(digits)));

@@ -7,7 +7,7 @@ import { bytes } from "./data.js";
 import { bind } from "./hands.js";
 import { Probe } from "./probe.js";
 import { bandNodes, normalLines, Surface } from "./surface.js";
-import { text } from "./ticks.js";
+import { precise, text } from "./ticks.js";
 
 const WHATS = ["solution", "reference", "both", "error"];
 const BAR_WIDTH = 64; // left of the surface, in CSS pixels
@@ -154,8 +154,8 @@ export class Viewer {
     const { scale } = this;
     element("what").value = this.what;
     element("map").value = scale.map;
-    element("low").value = text(scale.low);
-    element("high").value = text(scale.high);
+    element("low").value = precise(scale.low, scale.high - scale.low, 6);
+    element("high").value = precise(scale.high, scale.high - scale.low, 6);
     element("reversed").checked = this.reversed;
     element("lines").value = this.lines;
     element("lines-count").textContent = this.lines || "none";
@@ -285,11 +285,13 @@ export class Viewer {
     const box = element("probe");
     box.hidden = !found;
     if (!found) return;
-    const rows = [found.place.map((p) => text(p, 4)).join("  ")];
+    const { camera } = this.data;
+    const value = (v) => precise(v, this.scales.field.scale, 6);
+    const rows = [found.place.map((p) => precise(p, camera.radius, 4)).join("  ")];
     if (this.surface.compared) {
-      rows.unshift(`reference  ${text(found.reference)}`, `error      ${text(found.error)}`);
+      rows.unshift(`reference  ${value(found.reference)}`, `error      ${text(found.error)}`);
     }
-    rows.unshift(this.surface.compared ? `solution   ${text(found.value)}` : text(found.value));
+    rows.unshift(this.surface.compared ? `solution   ${value(found.value)}` : value(found.value));
     box.textContent = rows.join("\n");
     box.style.left = `${Math.min(x + 16, window.innerWidth - box.offsetWidth - 8)}px`;
     box.style.top = `${Math.min(y + 16, window.innerHeight - box.offsetHeight - 8)}px`;
