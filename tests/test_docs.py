@@ -2,13 +2,17 @@
 
 import importlib.util
 import re
+import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import lamina
+from lamina.surfaces.icosphere import icosphere
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -82,3 +86,27 @@ def test_the_page_on_extending_works():
     v = names["backward_euler"](u.domain, lambda x: x[:, 0], 0.1, 40)
     expected = (1 + 2 * 0.1 / 40) ** -40 * u.domain.points[:, 0]
     torch.testing.assert_close(v.values, expected, rtol=0, atol=2e-3)
+
+
+def test_the_three_commands_of_the_readme(program, tmp_path, monkeypatch):
+    """Clone, install and solve; the last one is run here on a mesh of one's own, which is large and off the centre."""
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"```\n(.*?)```", text, re.DOTALL)[0].strip().split("\n")
+    assert len(commands) == 3
+    assert text[: text.index(commands[2])].count("\n") < 24  # on the first screen
+    assert [command.split()[0] for command in commands[:2]] == ["git", "make"]
+    assert "install:" in (ROOT / "Makefile").read_text()
+    monkeypatch.chdir(tmp_path)
+    points, faces = icosphere(3)
+    lines = [f"v {300 * x + 50} {200 * y} {100 * z}" for x, y, z in points.tolist()]
+    Path("bunny.obj").write_text("\n".join([*lines, *(f"f {a} {b} {c}" for a, b, c in (faces + 1).tolist())]))
+    words = shlex.split(commands[2])
+    assert words[0] == "lamina/.venv/bin/lamina"
+    status, out, err = program(*words[1:], "--accuracy", 1e-3)
+    assert status == 0, err
+    assert out.endswith("To look at it: lamina view result\n")
+    picture = np.asarray(Image.open("result/solution.png").convert("RGB")).astype(int)
+    assert (np.ptp(picture, axis=2) > 40).mean() > 0.1
+    assert Path("result/solution.html").stat().st_size > 600_000
+    with Image.open("result/solution.gif") as image:
+        assert getattr(image, "n_frames", 1) == 24
