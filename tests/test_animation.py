@@ -83,6 +83,7 @@ def test_heat_on_the_command_line_leaves_an_animation(program, tmp_path):
     shown = frames(tmp_path / "solution.gif")
     assert len(shown) == 4
     assert strength(shown[0][::3, ::3]) > 1.3 * strength(shown[-1][::3, ::3])
+    assert '"compared": "exact"' in (tmp_path / "solution.html").read_text()
     assert program("solve", "heat", "sphere", "--initial", "x", "--time", 1, "--gif")[0] == 2
 
 

@@ -102,17 +102,26 @@ class Solution:
         arrays = self._arrays() | {"values": self.snapshots.detach().cpu().numpy(), "times": self.times}
         return animate(path, **arrays, **options)
 
-    def page(self, *, reference: Any = None, title: str | None = None, band: bool = True, **options: Any) -> Page:
+    def page(
+        self,
+        *,
+        reference: Any = None,
+        reference_name: str = "reference",
+        title: str | None = None,
+        band: bool = True,
+        **options: Any,
+    ) -> Page:
         """The viewer of this solution, one HTML page that needs nothing else; notebooks show it in place.
 
         reference: what to compare with: another Solution, values at domain.points, or a function of points (and of
-        time, where there is one). title: the surface's name unless given. band: whether the grid can be shown.
-        options: view, map, low, high, height as in lamina.view.page.page.
+        time, where there is one), called reference_name. title: the surface's name unless given. band: whether
+        the grid can be shown. options: view, map, low, high, height as in lamina.view.page.page.
         """
         from lamina.view.page import page
         from lamina.view.scene import scene_of
 
-        return page(scene_of(self, reference=reference, title=title, band=band), **options)
+        scene = scene_of(self, reference=reference, reference_name=reference_name, title=title, band=band)
+        return page(scene, **options)
 
     def show(self, **options: Any) -> None:
         """Look at the field: in a notebook in place, otherwise in the browser. Options as in `page`."""

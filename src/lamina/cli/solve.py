@@ -320,7 +320,7 @@ class _Run:
         title = f"{self.problem} on {u.domain.surface.name}"
         files = [u.save(self.out / "solution.ply"), u.plot(self.out / "solution.png", title=title)]
         reference = torch.stack(self.exact) if self.exact else None
-        files.append(u.page(title=title, reference=reference).save(self.out / "solution.html"))
+        files.append(u.page(title=title, reference=reference, reference_name="exact").save(self.out / "solution.html"))
         files += [u.animate(self.out / name, title=title, show_progress=self.progress) for name in self.animations]
         if sum(r > 0 for r in u.residuals) > 1:
             falling = {self.problem: [r for r in u.residuals if r > 0]}

@@ -35,7 +35,7 @@ export class Viewer {
     this.scales = { field: { ...data.values }, error: data.error ? { ...data.error } : null };
     this.canvas = element("canvas");
     const slow = withoutGraphicsCard();
-    this.renderer = new WebGLRenderer({ canvas: this.canvas, antialias: !slow, preserveDrawingBuffer: true });
+    this.renderer = new WebGLRenderer({ canvas: this.canvas, antialias: !slow });
     this.renderer.autoClear = false;
     this.renderer.setPixelRatio(slow ? 1 : Math.min(window.devicePixelRatio || 1, 2));
     this.scene = new Scene();
