@@ -1,20 +1,25 @@
-# make demo: set up and solve an example.  make test: set up and run every check.
-# Both need only Python 3.11 or newer and make; everything else goes into .venv.
+# make install: set up.  make demo: solve an example.  make test: run every check.  make docs: the documentation.
+# All need only Python 3.11 or newer and make; everything else goes into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo-output
 
-.PHONY: demo test lint clean
+.PHONY: install demo test lint docs viewer clean
+
+install: .venv/.installed
+	@echo "Installed: $(CURDIR)/$(BIN)/lamina"
 
 demo: .venv/.installed
 	$(BIN)/lamina solve heat spike --initial "sin(6*x) + sin(6*y) + sin(6*z)" --time 0.01 \
-		--spacing 0.04 --accuracy 1e-4 --out $(DEMO)
+		--spacing 0.05 --accuracy 1e-4 --frames 21 --gif --out $(DEMO)
 	@echo
 	@echo "The demo left in $(CURDIR)/$(DEMO):"
-	@echo "  solution.png  a picture of the solution"
-	@echo "  solution.ply  the surface with the solution, for MeshLab, Blender or ParaView"
-	@echo "  report.json   what was solved, how, and how long it took"
+	@echo "  solution.html  the solution over time: open it in a browser; it needs no network"
+	@echo "  solution.gif   the same as an animation"
+	@echo "  solution.png   a picture of its end"
+	@echo "  solution.ply   the surface with the solution, for MeshLab, Blender or ParaView"
+	@echo "  report.json    what was solved, how, and how long it took"
 
 # One thread a worker: the workers share the cores already.
 test: lint
@@ -24,6 +29,14 @@ test: lint
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+docs: .venv/.installed-docs
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@echo "The documentation is in $(CURDIR)/build/docs/index.html"
+
+# The page that solutions are put into, from the sources beside it; needs Node.js. The result is part of the repository.
+viewer:
+	cd src/lamina/view/web && npm ci && npm run build
 
 clean:
 	rm -rf .venv $(DEMO) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
@@ -40,4 +53,8 @@ clean:
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/.installed
+
+.venv/.installed-docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install -c constraints.txt -e '.[docs]'
 	@touch $@ .venv/.installed

@@ -227,7 +227,8 @@ def test_out_holds_a_mesh_a_picture_and_a_report(run, tmp_path):
     folder = tmp_path / "new" / "folder"
     result = run(*poisson("spike", "--out", folder))
     assert result.status == 0
-    assert sorted(p.name for p in folder.iterdir()) == ["report.json", "solution.ply", "solution.png"]
+    names = ["solution.ply", "solution.png", "solution.html", "residuals.png", "report.json"]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(names)
     ply = PlyData.read(str(folder / "solution.ply"))
     assert np.ptp(ply["vertex"]["value"]) > 0
     assert ply["face"].count == 20480
@@ -236,9 +237,10 @@ def test_out_holds_a_mesh_a_picture_and_a_report(run, tmp_path):
     assert 0.05 < colourful.mean() < 0.9
     assert len(np.unique(picture[colourful] // 32, axis=0)) > 10
     report = json.loads((folder / "report.json").read_text())
-    assert report["files"] == [str(folder / name) for name in ("solution.ply", "solution.png", "report.json")]
+    assert report["files"] == [str(folder / name) for name in names]
     for path in report["files"]:
         assert path in result.out
+    assert result.out.endswith(f"\nTo look at it: lamina view {folder}\n")
 
 
 def test_what_was_written_can_be_solved_on_again(run, tmp_path):

@@ -11,6 +11,8 @@ from plyfile import PlyData
 import lamina
 from lamina.gallery import sphere_poisson
 from lamina.surfaces.icosphere import icosphere
+from lamina.view.camera import View
+from lamina.view.colours import linear, table
 
 SPHERE = sphere_poisson()
 
@@ -135,3 +137,26 @@ def test_picture_shows_the_field(solution, tmp_path):
     red, blue = (pixels[..., a] - pixels[..., b] > 60 for a, b in ((0, 2), (2, 0)))
     assert red.mean() > 0.02
     assert blue.mean() > 0.02
+
+
+def test_colours_spread_over_the_whole_range_as_the_values_do(solution, tmp_path):
+    """Of the pixels of the surface, as many are in each third of the colours as there are values in that third."""
+    view = View(30.0, 20.0, "z", field_of_view=0.2)  # from far away: each vertex counts by how much it faces us
+    picture = Image.open(
+        solution.plot(tmp_path / "u.png", size=(300, 300), view=view, colour_bar=False, map="sequential")
+    )
+    pixels = np.asarray(picture.convert("RGB"), dtype=float)
+    surface = (pixels < 255).any(2)
+    assert 0.5 < surface.mean() < 0.75  # a disc that fills the frame
+    # Shading makes light weaker or stronger, and keeps its colour.
+    colours, light = linear(table("sequential")[::8] / 255), linear(pixels[surface] / 255)
+    place = (light @ (colours / np.linalg.norm(colours, axis=1, keepdims=True)).T).argmax(1) / (len(colours) - 1)
+    azimuth, elevation = np.radians([30, 20])
+    flat = np.cos(elevation)
+    towards = np.array([flat * np.cos(azimuth), flat * np.sin(azimuth), np.sin(elevation)])
+    facing = (solution.domain.points.numpy() @ towards).clip(0)
+    values = solution.values.numpy()
+    share = (values - values.min()) / np.ptp(values)
+    thirds = [0, 1 / 3, 2 / 3, 1]
+    expected = np.histogram(share, thirds, weights=facing)[0] / facing.sum()
+    np.testing.assert_allclose(np.histogram(place, thirds)[0] / len(place), expected, atol=0.06)

@@ -59,6 +59,13 @@ def errors(
     return Errors(float(e.mean()) / extent, float(e.max()) / extent, float(e.square().mean().sqrt()) / extent)
 
 
+def aligned(exact: Field, values: Field, component: Tensor | np.ndarray | None = None) -> Tensor:
+    """exact (n,) with a constant added on each component, so that it has the mean of values (n,) there."""
+    v, u = _vector("exact", exact), _vector("values", values)
+    label = _labels(component, len(u))
+    return _centred(v, label) + (u - _centred(u, label))
+
+
 def _vector(name: str, field: Field) -> Tensor:
     x = torch.as_tensor(field).detach().to("cpu", torch.float64)
     if x.ndim != 1 or len(x) == 0:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from lamina.domain import Domain
+    from lamina.view.page import Page
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Solution:
     unknowns (s, n): the field on the grid at each of `times` (s,); a stationary problem has s = 1, time 0.
     cycles: V-cycles used in all. residual: the largest relative residual of any linear solve.
     seconds: wall-clock time of the solve. warnings: what the user should know, one sentence each.
+    residuals: the relative residual after each cycle of a stationary solve.
     """
 
     domain: Domain = field(repr=False)
@@ -30,6 +32,7 @@ class Solution:
     steps: int
     seconds: float
     warnings: tuple[str, ...] = ()
+    residuals: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def values(self) -> Tensor:
@@ -67,7 +70,7 @@ class Solution:
         }
 
     def save(self, path: str | Path, *, recolour: bool = True) -> Path:
-        """Write to .ply (scalar and colours), .npz or .vtu; whole or not at all.
+        """Write to .ply (scalar and colours), .npz, .vtu or, to look at it in a browser, .html; whole or not at all.
 
         Splats become splats again in .ply: all Gaussians that came, with the field as a property and in their
         colours, or, with recolour=False, in the colours that they came with.
@@ -75,6 +78,8 @@ class Solution:
         from lamina.export import save, save_splats
         from lamina.surfaces.splats import Splats
 
+        if Path(path).suffix.lower() == ".html":
+            return self.page().save(path)
         surface = self.domain.surface
         fields = self.snapshots.T if len(self.times) > 1 else self.values
         metadata = {"times": list(self.times), **self.report()}
@@ -90,11 +95,39 @@ class Solution:
 
         return render_png(path, **self._arrays(), **options)
 
-    def show(self, **options: Any) -> None:
-        """Open a picture of the surface coloured by the field."""
-        from lamina.view.render import render
+    def animate(self, path: str | Path, **options: Any) -> Path:
+        """Write the field over time as a .gif or .mp4; options as in lamina.view.animation.animate."""
+        from lamina.view.animation import animate
 
-        render(**self._arrays(), **options).show()
+        arrays = self._arrays() | {"values": self.snapshots.detach().cpu().numpy(), "times": self.times}
+        return animate(path, **arrays, **options)
+
+    def page(
+        self,
+        *,
+        reference: Any = None,
+        reference_name: str = "reference",
+        title: str | None = None,
+        band: bool = True,
+        **options: Any,
+    ) -> Page:
+        """The viewer of this solution, one HTML page that needs nothing else; notebooks show it in place.
+
+        reference: what to compare with: another Solution, values at domain.points, or a function of points (and of
+        time, where there is one), called reference_name. title: the surface's name unless given. band: whether
+        the grid can be shown. options: view, map, low, high, height as in lamina.view.page.page.
+        """
+        from lamina.view.page import page
+        from lamina.view.scene import scene_of
+
+        scene = scene_of(self, reference=reference, reference_name=reference_name, title=title, band=band)
+        return page(scene, **options)
+
+    def show(self, **options: Any) -> None:
+        """Look at the field: in a notebook in place, otherwise in the browser. Options as in `page`."""
+        from lamina.view.browse import show
+
+        show(self.page(**options), self.domain.surface.name)
 
     def _arrays(self) -> dict[str, Any]:
         surface = self.domain.surface

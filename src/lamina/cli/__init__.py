@@ -1,4 +1,4 @@
-"""The command line: lamina solve, info, train, fit."""
+"""The command line: lamina solve, view, info, fit, train, doctor."""
 
 from __future__ import annotations
 
@@ -6,29 +6,42 @@ import sys
 
 import typer
 
+from lamina.cli.doctor import doctor
 from lamina.cli.learn import fit, train
 from lamina.cli.solve import info, sampled, solve
+from lamina.cli.view import view
 from lamina.errors import InputError, SolveError
 
 __all__ = ["app", "main", "sampled"]
 
+EXAMPLES = """\b
+Examples:
+  lamina solve heat bunny.obj --initial "sin(6*x)" --time 0.01 --out result
+  lamina view result
+  lamina solve poisson sphere --rhs "-6*x*y" --exact "x*y" --spacing 0.05
+  lamina solve heat sphere --initial x --time 0.1 --gif --out flow
+"""
+
 app = typer.Typer(
-    help="Partial differential equations on surfaces: meshes, point clouds, implicit functions, built-in shapes.",
+    help="Partial differential equations on surfaces: meshes, point clouds, splats, neural fields, built-in shapes.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    epilog='Example: lamina solve poisson sphere --rhs "-6*x*y" --exact "x*y" --spacing 0.05',
+    rich_markup_mode=None,  # which would frame the help, and no screen holds it then
+    epilog=EXAMPLES,
 )
 app.add_typer(solve, name="solve")
-app.command()(info)
-app.command()(train)
+app.command(short_help="Look at a solution in the browser.")(view)
+app.command(short_help="Say what a surface is, and which grid suits it.")(info)
 app.add_typer(fit, name="fit")
+app.command(short_help="Train the network of an extension operator.")(train)
+app.command(short_help="Versions, devices, and a self-test of ten seconds.")(doctor)
 
 
 def main() -> None:
     """Run the program; bad input exits with 2, a failed solve with 1, each with one sentence on stderr."""
     try:
-        app()
+        app(prog_name="lamina")
     except InputError as error:
         print(f"lamina: {error}", file=sys.stderr)
         sys.exit(2)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lamina.cli.options import Device, DeviceOpt, Json, SurfaceArg, print_facts
+from lamina.cli.options import Device, DeviceOpt, Json, SurfaceArg, print_facts, say_next
 
 
 class Operator(enum.StrEnum):
@@ -59,7 +59,7 @@ def train(
         return
     from lamina.learn.checkpoint import load_tensors
     from lamina.learn.network import NetworkConfig
-    from lamina.learn.training import RESUME, TrainingConfig
+    from lamina.learn.training import FINAL, RESUME, TrainingConfig
     from lamina.learn.training import train as run
     from lamina.progress import progress
     from lamina.surfaces.files import load
@@ -93,6 +93,7 @@ def train(
         )  # fmt: skip
     if first:
         print_facts({"out": str(out), **last}, json_)
+        say_next("use it", "solve poisson sphere --rhs x --extension attention --weights", out / FINAL, json_)
 
 
 def _train_fits(surface: str, held_out: str, out: Path, device: Device, as_json: bool, **asked: Any) -> None:
@@ -194,6 +195,7 @@ def _fit_fields(
         )
     facts["seed"] = seed
     print_facts({"out": str(save_field(out, field, fit=facts)), **facts}, as_json)
+    say_next("look at it", "view", out, as_json)
 
 
 @fit.command("sns")
@@ -218,3 +220,4 @@ def fit_spherical(
             load(surface), config, steps=steps, seed=seed, device=device.value, report=update
         )
     print_facts({"out": str(save_sns(out, model)), **facts}, json_)
+    say_next("look at it", "view", out, json_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,7 +73,9 @@ Noise = Annotated[
 Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.")]
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
 DType = Annotated[Precision, typer.Option(help="Precision.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for solution.ply, solution.png, report.json.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the solution (PLY), pictures, a page to look at it (HTML) and a report.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
@@ -112,6 +115,12 @@ def _numbers(option: str, text: str, form: str) -> list[float]:
     if len(numbers) != expected:
         raise InputError(f'--{option} is {text!r}; expected {expected} numbers, "{form}".')
     return numbers
+
+
+def say_next(purpose: str, command: str, path: Path, as_json: bool) -> None:
+    """The last line: what to type next."""
+    if not as_json:
+        print(f"\nTo {purpose}: lamina {command} {shlex.quote(str(path))}")
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +42,12 @@ from lamina.cli.options import (
     Weights,
     print_facts,
     said_of_surface,
+    say_next,
 )
 from lamina.errors import InputError
+
+GIF_FRAMES = 24
+WAVES = "sin(6*x) + sin(6*y) + sin(6*z), from the centre in units of half the size"
 
 solve = typer.Typer(help="Solve a PDE on a surface.", no_args_is_help=True)
 
@@ -105,14 +110,25 @@ def solve_poisson(
 @solve.command("heat")
 def solve_heat(
     surface: SurfaceArg,
-    initial: Annotated[str, typer.Option(help="Initial state, in x, y, z.")],
-    time_: Annotated[float, typer.Option("--time", help="How long to diffuse.")],
+    initial: Annotated[
+        str | None,
+        typer.Option(help="Initial state, in x, y, z; by default waves that suit the size of the surface."),
+    ] = None,
+    time_: Annotated[
+        float | None,
+        typer.Option("--time", help="How long to diffuse; by default a hundredth of half the size, squared."),
+    ] = None,
     exact: Exact = None,
     snapshots: Annotated[
         int, typer.Option(help="Keep (and check against --exact) so many equally spaced moments.")
     ] = 1,
     steps: Annotated[int | None, typer.Option(help="Equal steps; by default adaptive.")] = None,
     accuracy: Annotated[float, typer.Option(help="Error of an adaptive step over the range of u.")] = 1e-5,
+    frames: Annotated[
+        int | None, typer.Option(help="Keep so many equally spaced states, from the first to the last, to play.")
+    ] = None,
+    gif: Annotated[bool, typer.Option("--gif", help="With --out: an animation, solution.gif.")] = False,
+    mp4: Annotated[bool, typer.Option("--mp4", help="With --out: the same as solution.mp4; needs ffmpeg.")] = False,
     method: Annotated[str | None, typer.Option(help="tr-bdf2 or euler (explicit; the shell scheme's).")] = None,
     tolerance: Annotated[float | None, typer.Option(help="Relative residual of each linear solve.")] = None,
     dirichlet: DirichletOpt = None,
@@ -148,25 +164,40 @@ def solve_heat(
     from lamina.pde.heat import heat
 
     run = _Run("heat", json_, out)
-    start, true = parse(initial), None if exact is None else parse(exact, variables=("x", "y", "z", "t"))
+    start, true = None if initial is None else parse(initial), None
+    if exact is not None:
+        true = parse(exact, variables=("x", "y", "z", "t"))
     if snapshots < 1:
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
+    if (gif or mp4) and out is None:
+        raise InputError("--gif and --mp4 need --out, the folder to write to.")
+    if (gif or mp4) and frames is None:
+        frames = GIF_FRAMES
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, clip=clip, spacing=spacing, nodes=nodes, order=order,
         extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
         device=device.value, dtype=dtype.value,
     )  # fmt: skip
-    moments = [time_ * (i + 1) / snapshots for i in range(snapshots)]
+    low, high = domain.surface.bounds
+    half = float((high - low).max()) / 2
+    time_ = 0.01 * half**2 if time_ is None else time_
+    moments = [time_ * ((i + 1) / snapshots) for i in range(snapshots)]
     u = heat(
-        domain, start, time_, conditions(dirichlet, neumann, robin), times=moments, steps=steps, accuracy=accuracy,
-        method=method, tolerance=tolerance, show_progress=run.progress,
+        domain, start or _waves((low + high) / 2, half), time_, conditions(dirichlet, neumann, robin),
+        times=moments, frames=frames, steps=steps, accuracy=accuracy, method=method, tolerance=tolerance,
+        show_progress=run.progress,
     )  # fmt: skip
     if true is not None:
         for moment, values in zip(u.times, u.snapshots, strict=True):
             run.add_errors(values, true(run.true_points, t=moment), time=moment)
     asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
-    run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method, **_given(asked)})
+    run.animations = [name for name, wanted in (("solution.gif", gif), ("solution.mp4", mp4)) if wanted]
+    run.finish(u, {"initial": initial or WAVES, "time": time_, "exact": exact, "method": method, **_given(asked)})
+
+
+def _waves(centre: Any, half: float) -> Callable[[Any], Any]:
+    return lambda x: (6 * (x - centre) / half).sin().sum(1)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +238,8 @@ class _Run:
         self.progress = False if as_json else None
         self.seconds: dict[str, float] = {}
         self.errors: dict[str, Any] = {}
+        self.exact: list[Any] = []  # the exact states, as they are compared
+        self.animations: list[str] = []
         self.start = time.perf_counter()
 
     def domain(
@@ -257,11 +290,13 @@ class _Run:
         return domain
 
     def add_errors(self, values: Any, exact: Any, *, remove_mean: bool = False, time: float | None = None) -> None:
-        from lamina.metrics import errors
+        from lamina.metrics import aligned, errors
 
         component = self.component if remove_mean else None
         found = errors(values, exact, remove_mean=remove_mean, component=component).as_dict()
         self.errors |= found
+        if self.out is not None:
+            self.exact.append(aligned(exact, values, component) if remove_mean else exact.detach().cpu())
         if time is not None:
             self.errors.setdefault("errors_over_time", []).append({"time": time, **found})
 
@@ -272,13 +307,24 @@ class _Run:
         if self.out is not None:
             report["files"] = [str(p) for p in self._write(u, report)]
         print_facts(report, self.as_json)
+        if self.out is not None:
+            say_next("look at it", "view", self.out, self.as_json)
 
     def _write(self, u: Any, report: dict[str, Any]) -> list[Path]:
+        import torch
+
         from lamina.export import atomic_write
+        from lamina.view.charts import plot_residuals
 
         assert self.out is not None
         title = f"{self.problem} on {u.domain.surface.name}"
         files = [u.save(self.out / "solution.ply"), u.plot(self.out / "solution.png", title=title)]
+        reference = torch.stack(self.exact) if self.exact else None
+        files.append(u.page(title=title, reference=reference, reference_name="exact").save(self.out / "solution.html"))
+        files += [u.animate(self.out / name, title=title, show_progress=self.progress) for name in self.animations]
+        if sum(r > 0 for r in u.residuals) > 1:
+            falling = {self.problem: [r for r in u.residuals if r > 0]}
+            files.append(plot_residuals(self.out / "residuals.png", falling, title=f"relative residual, {title}"))
         path = self.out / "report.json"
         text = json.dumps({**report, "files": [str(p) for p in [*files, path]]}, indent=2)
         atomic_write(path, lambda file: file.write(text.encode()))

@@ -31,6 +31,7 @@ def heat(
     source: Value | None = None,
     diffusivity: Diffusivity | None = None,
     times: Sequence[float] | None = None,
+    frames: int | None = None,
     steps: int | None = None,
     accuracy: float = 1e-5,
     method: str | None = None,
@@ -48,9 +49,13 @@ def heat(
     shell scheme, which extends the field anew after every step. The solution has gradients as that of `poisson`;
     checkpoint: keep only every few steps for them, and take the steps between anew where they are needed.
 
+    frames: keep so many more states, equally spaced, to animate: the first is the initial one, at time 0.
+
     Raises InputError for bad input, SolveError when a linear solve fails.
     """
-    moments = _moments(time, times)
+    if frames is not None and frames < 2:
+        raise InputError(f"frames must be at least 2, the start and the end, got {frames}.")
+    moments = _moments(time, times, frames or 0)
     if method is None:
         method = "euler" if domain.scheme.name == "shell" and diffusivity is None else "tr-bdf2"
     if method not in METHODS:
@@ -78,8 +83,8 @@ def heat(
             run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, load, checkpoint)
     return Solution(
         domain,
-        torch.stack(run.snapshots),
-        tuple(moments),
+        torch.stack([*([] if frames is None else [u]), *run.snapshots]),
+        (*(() if frames is None else (0.0,)), *moments),
         cycles=run.cycles,
         residual=run.residual,
         steps=run.steps,
@@ -87,10 +92,15 @@ def heat(
     )
 
 
-def _moments(time: float, times: Sequence[float] | None) -> list[float]:
+def _moments(time: float, times: Sequence[float] | None, frames: int = 0) -> list[float]:
     if not (isinstance(time, int | float) and math.isfinite(time) and time > 0):
         raise InputError(f"time must be a positive number, got {time!r}.")
-    moments = sorted({float(t) for t in (times or ())} | {float(time)})
+    asked = {float(t) for t in (times or ())} | {float(time)}
+    for i in range(1, frames):
+        moment = time * (i / (frames - 1))
+        if min(abs(moment - t) for t in asked) > 1e-9 * time:  # not the same one, rounded otherwise
+            asked.add(moment)
+    moments = sorted(asked)
     if moments[0] <= 0 or moments[-1] > time:
         raise InputError(f"times must lie between 0 and {time:g}, got {moments[0]:g} to {moments[-1]:g}.")
     return moments

@@ -59,13 +59,16 @@ def poisson(
     g = domain.load_of(scheme, f, "the right-hand side")
     if problem.load is not None:
         g = g - problem.load(0.0)
+    residuals: list[float] = []
     with progress("solving", show_progress) as update:
         result = scheme.solve(
             g,
             shift,
             tolerance=tolerance,
             start=None,
-            report=lambda i, r: update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}"),
+            report=lambda i, r: (
+                residuals.append(r) or update(math.log(max(r, tolerance)) / math.log(tolerance), f"residual {r:.1e}")
+            ),
         )
     warnings = check_convergence(result, tolerance, raise_on_failure)
     u = result.solution
@@ -82,6 +85,7 @@ def poisson(
         steps=0,
         seconds=time.perf_counter() - start,
         warnings=tuple(warnings),
+        residuals=tuple(residuals),
     )
 
 

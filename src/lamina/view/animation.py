@@ -1,0 +1,102 @@
+"""A field over time as a GIF or MP4, drawn in software like the pictures."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
+
+from lamina.errors import InputError
+from lamina.export import atomic_write
+from lamina.progress import progress
+from lamina.view.colours import as_floats, scale_of
+from lamina.view.render import render
+
+KINDS = (".gif", ".mp4")
+
+
+def animate(
+    path: str | Path,
+    points: ArrayLike,
+    values: ArrayLike,
+    times: Sequence[float],
+    *,
+    size: tuple[int, int] = (480, 480),
+    seconds: float = 4.0,
+    title: str | None = None,
+    map: str = "auto",
+    low: float | None = None,
+    high: float | None = None,
+    show_progress: bool | None = None,
+    **options: Any,
+) -> Path:
+    """Write states (s, n) of a field at points (n, 3), s at least 2, at given times (s,), as .gif or .mp4.
+
+    All in one scale of colours, from one place. seconds: how long it plays. Other options as in `render`. An MP4 needs
+    the program ffmpeg. Returns the path. Raises InputError.
+    """
+    path, states = Path(path), as_floats(values)
+    if path.suffix.lower() not in KINDS:
+        raise InputError(f"cannot write {path}: an animation is one of {', '.join(KINDS)}.")
+    if states.ndim != 2 or len(states) < 2 or len(states) != len(times):
+        raise InputError(
+            f"an animation needs two states or more and the time of each, got values of shape {states.shape} and "
+            f"{len(times)} times; keep some with heat(..., frames=24)."
+        )
+    if path.suffix.lower() == ".mp4" and shutil.which("ffmpeg") is None:
+        raise InputError(f"cannot write {path}: an MP4 needs the program ffmpeg, which is not here; write a .gif.")
+    scale = scale_of(states, map, low, high)
+    pictures = []
+    with progress("drawing", show_progress) as update:
+        for i, (state, time) in enumerate(zip(states, times, strict=True)):
+            said = f"{title}, t = {time:.4g}" if title else f"t = {time:.4g}"
+            pictures.append(
+                render(points, state, size=size, title=said, map=scale.map, low=scale.low, high=scale.high, **options)
+            )
+            update((i + 1) / len(states), f"frame {i + 1} of {len(states)}")
+    if path.suffix.lower() == ".mp4":
+        _write_mp4(path, pictures, len(pictures) / seconds)
+    else:
+        _write_gif(path, pictures, 1000 * seconds / len(pictures))
+    return path
+
+
+def _write_gif(path: Path, pictures: list[Image.Image], milliseconds: float) -> None:
+    """With one palette for all frames: a palette each would make still parts flicker."""
+    some = pictures[:: max(1, len(pictures) // 8)]
+    sheet = Image.fromarray(np.concatenate([np.asarray(picture) for picture in some]))
+    palette = sheet.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    frames = [picture.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG) for picture in pictures]
+    last = 1200  # milliseconds to look at the end before it starts anew
+    duration = [max(20, round(milliseconds))] * (len(frames) - 1) + [last]
+
+    def write(file: Any) -> None:
+        frames[0].save(
+            file, format="GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0, optimize=False
+        )
+
+    atomic_write(path, write)
+
+
+def _write_mp4(path: Path, pictures: list[Image.Image], rate: float) -> None:
+    width, height = pictures[0].size
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "animation.mp4"
+        command = [
+            "ffmpeg", "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}",
+            "-r", f"{rate:.4f}", "-i", "-", "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-pix_fmt", "yuv420p",
+            "-movflags", "+faststart", str(made),
+        ]  # fmt: skip
+        frames = b"".join(picture.tobytes() for picture in pictures)
+        finished = subprocess.run(command, input=frames, capture_output=True, check=False)
+        if finished.returncode != 0:
+            said = finished.stderr.decode(errors="replace").strip().splitlines()
+            raise InputError(f"cannot write {path}: ffmpeg says {said[-1] if said else 'nothing'}.")
+        atomic_write(path, lambda file: file.write(made.read_bytes()))

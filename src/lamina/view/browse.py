@@ -1,0 +1,41 @@
+"""Pages in front of someone: in a notebook, or in the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+
+from lamina.view.page import Page
+
+
+def show(page: Page, name: str) -> None:
+    """Show a page in the running notebook; without one, write it to a temporary file and open the browser."""
+    if in_notebook():
+        from IPython.display import display  # type: ignore[import-not-found]
+
+        display(page)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="lamina-"))
+    stem = "".join(c if c.isalnum() else "-" for c in name) or "lamina"
+    path = page.save(folder / f"{stem}.html")
+    if not open_browser(path):
+        print(f"lamina: no browser to open; the page is {path}", file=sys.stderr)
+
+
+def open_browser(path: Path) -> bool:
+    """Open a file in the default browser; False where there is none to be seen."""
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False  # webbrowser would start one in the terminal
+    try:
+        return webbrowser.open(path.resolve().as_uri())
+    except webbrowser.Error:
+        return False
+
+
+def in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")

@@ -1,0 +1,149 @@
+"""Small charts on logarithmic axes: how residuals fall from cycle to cycle, and errors with the spacing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from lamina.errors import InputError
+from lamina.export import atomic_write
+
+Curve = tuple[Sequence[float], Sequence[float]]  # x and y
+COLOURS = ((63, 89, 176), (211, 84, 63), (47, 134, 109), (143, 19, 48), (120, 120, 128))
+_INK, _FAINT, _GRID = (52, 54, 60), (120, 122, 130), (228, 229, 233)
+_FINE = 3  # drawn so many times as large, for smooth lines
+
+
+def plot_residuals(path: str | Path, residuals: Mapping[str, Sequence[float]], *, title: str = "residual") -> Path:
+    """Write a PNG of relative residuals after 1, 2, ... cycles, one curve for each name."""
+    curves = {name: (list(range(1, len(r) + 1)), list(r)) for name, r in residuals.items()}
+    return _chart(path, curves, title, "cycles", log_x=False)
+
+
+def plot_convergence(
+    path: str | Path,
+    spacings: Sequence[float],
+    errors: Mapping[str, Sequence[float]],
+    *,
+    orders: Sequence[int] = (2, 4),
+    title: str = "error",
+) -> Path:
+    """Write a PNG of errors over spacings, one curve for each name, with grey lines of the slopes `orders`."""
+    curves: dict[str, Curve] = {name: (list(spacings), list(e)) for name, e in errors.items()}
+    guides: dict[str, Curve] = {}
+    if len(spacings) > 1:
+        coarse, fine = max(spacings), min(spacings)
+        top = max(max(e) for e in errors.values())
+        guides = {f"order {p}": ([coarse, fine], [top, top * (fine / coarse) ** p]) for p in orders}
+    return _chart(path, curves, title, "spacing", log_x=True, guides=guides)
+
+
+def _chart(
+    path: str | Path,
+    curves: Mapping[str, Curve],
+    title: str,
+    x_name: str,
+    *,
+    log_x: bool,
+    guides: Mapping[str, Curve] | None = None,
+    size: tuple[int, int] = (560, 400),
+) -> Path:
+    for name, (x, y) in curves.items():
+        numbers = np.asarray([*x, *y], dtype=float)
+        if len(x) != len(y) or not len(x) or not (np.isfinite(numbers) & (numbers > 0)).all():
+            raise InputError(f"cannot draw {name!r}: expected as many positive x as y, one at least.")
+    guides = guides or {}
+    points = [*curves.values(), *guides.values()]
+    axes = _Axes(
+        _Axis.of([v for x, _ in points for v in x], log_x), _Axis.of([v for _, y in points for v in y], True), size
+    )
+    picture = Image.new("RGB", (size[0] * _FINE, size[1] * _FINE), "white")
+    draw = ImageDraw.Draw(picture)
+    axes.draw(draw, title, x_name)
+    for name, curve in guides.items():
+        axes.line(draw, curve, _GRID, name, _FAINT, dots=False)
+    for i, (name, curve) in enumerate(curves.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        axes.line(draw, curve, colour, name if len(curves) > 1 else "", colour, dots=True)
+    small = picture.resize(size, Image.Resampling.BOX)
+    atomic_write(path, lambda file: small.save(file, format="PNG"))
+    return Path(path)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    low: float
+    high: float
+    log: bool
+    marks: list[tuple[float, str]]
+
+    @classmethod
+    def of(cls, values: Sequence[float], log: bool) -> _Axis:
+        low, high = min(values), max(values)
+        if not log:
+            step = max(1, math.ceil((high - low) / 8))
+            return cls(low - 0.5, high + 0.5, False, [(v, f"{v:g}") for v in np.arange(low, high + 1, step)])
+        decades = math.log10(high / low)
+        if decades < 1.5:  # no two powers of ten to tell the scale: mark the values themselves
+            marks = [(v, f"{v:.3g}") for v in sorted(set(values))] if len(set(values)) <= 8 else []
+        else:
+            step = math.ceil(decades / 8)
+            powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1, step)
+            marks = [(10.0**p, f"1e{p}") for p in powers]
+        pad = 10 ** max(0.06 * decades, 0.04)
+        return cls(low / pad, high * pad, True, marks)
+
+    def share(self, value: float) -> float:
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class _Axes:
+    x: _Axis
+    y: _Axis
+    size: tuple[int, int]
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Fine pixels of a place."""
+        left, top, right, bottom = 62, 40, self.size[0] - 90, self.size[1] - 46
+        across, down = left + self.x.share(x) * (right - left), bottom - self.y.share(y) * (bottom - top)
+        return across * _FINE, down * _FINE
+
+    def draw(self, draw: ImageDraw.ImageDraw, title: str, x_name: str) -> None:
+        font = ImageFont.load_default(12 * _FINE)
+        for value, label in self.y.marks:
+            start, end = self.at(self.x.low, value), self.at(self.x.high, value)
+            draw.line([start, end], _GRID, _FINE)
+            draw.text((start[0] - 8 * _FINE, start[1]), label, _INK, font, anchor="rm")
+        for value, label in self.x.marks:
+            start, end = self.at(value, self.y.low), self.at(value, self.y.high)
+            draw.line([start, end], _GRID, _FINE)
+            draw.text((start[0], start[1] + 8 * _FINE), label, _INK, font, anchor="mt")
+        draw.line([self.at(self.x.low, self.y.high), self.at(self.x.low, self.y.low)], _FAINT, _FINE)
+        draw.line([self.at(self.x.low, self.y.low), self.at(self.x.high, self.y.low)], _FAINT, _FINE)
+        corner = self.at(self.x.high, self.y.low)
+        draw.text((corner[0] + 8 * _FINE, corner[1]), x_name, _FAINT, font, anchor="lm")
+        draw.text((16 * _FINE, 20 * _FINE), title, _INK, ImageFont.load_default(14 * _FINE), anchor="lm")
+
+    def line(
+        self, draw: ImageDraw.ImageDraw, curve: Curve, colour: tuple, name: str, ink: tuple, *, dots: bool
+    ) -> None:
+        places = [self.at(x, y) for x, y in zip(*curve, strict=True)]
+        draw.line(places, colour, 2 * _FINE, joint="curve")
+        if dots:
+            r = 3.2 * _FINE
+            for x, y in places:
+                draw.ellipse([x - r, y - r, x + r, y + r], colour)
+        if name:
+            # At the right end, where curves that start together have parted, or left of a curve that ends there.
+            x, y = max(places) if not self.x.log else min(places)
+            side = "lm" if not self.x.log else "lt"
+            draw.text((x + 8 * _FINE, y + (0 if side == "lm" else 4 * _FINE)), name, ink,
+                      ImageFont.load_default(11 * _FINE), anchor=side)  # fmt: skip

@@ -1,0 +1,169 @@
+"""A scene as one HTML page that needs nothing else: the viewer of `web/`, filled with data.
+
+Arrays travel as base64 of little-endian numbers. Positions are centred and divided by the radius, values brought to
+[-1, 1] (value = offset + scale v), so that single precision is enough; many frames are kept in 16 bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial import KDTree
+
+from lamina.view.camera import View, as_view, look_at
+from lamina.view.colours import CONTROLS, scale_of, table
+from lamina.view.scene import Scene
+
+ANGLE = 30.0  # of the camera, in degrees
+MISSING = 3e38  # what a value that is not finite becomes
+WHOLE_NUMBERS = 8_000_000  # more values than this are kept in 16 bits
+MOST_NODES = 400_000  # of the band
+_HOLE = "<!--lamina:data-->"
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page of a scene; notebooks show it in place."""
+
+    text: str
+    height: int = 560
+
+    def save(self, path: str | Path) -> Path:
+        """Write it, whole or not at all."""
+        from lamina.export import atomic_write
+
+        atomic_write(path, lambda file: file.write(self.text.encode()))
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{html.escape(self.text)}" width="100%" height="{self.height}" '
+            'style="border: 1px solid #d9dbe0; border-radius: 6px" sandbox="allow-scripts allow-downloads"></iframe>'
+        )
+
+
+def page(
+    scene: Scene,
+    *,
+    view: View | tuple[float, float] | None = None,
+    map: str = "auto",
+    low: float | None = None,
+    high: float | None = None,
+    height: int = 560,
+) -> Page:
+    """The page of a scene. view, map, low, high: as in lamina.view.render.render; height: of the frame in a notebook,
+    in pixels."""
+    arrays: dict[str, NDArray] = {}
+    camera, points = _camera(scene, view)
+    arrays["positions"] = points.astype("<f4")
+    if scene.faces is not None and len(scene.faces):
+        arrays["faces"] = scene.faces.astype("<u2" if len(points) <= 2**16 else "<u4")
+    else:
+        arrays["extents"] = _extents(points).astype("<f4")
+    if scene.normals is not None:
+        arrays["normals"] = np.rint(127 * np.nan_to_num(scene.normals).clip(-1, 1)).astype("<i1")
+    if scene.band is not None:
+        step = -(-len(scene.band) // MOST_NODES)
+        arrays["band"] = ((scene.band[::step] - camera["centre"]) / camera["radius"]).astype("<f4")
+    shown = scene.values if scene.reference is None else np.stack([scene.values, scene.reference])
+    scale = scale_of(shown, map, low, high)
+    values, offset, size = _normalised(scene.values, middle=True)
+    whole = values.size <= WHOLE_NUMBERS or not np.isfinite(scene.values).all()
+    arrays["values"] = values.astype("<f4") if whole else np.rint(32767.5 * (values + 1)).astype("<u2")
+    header = {
+        "title": scene.title,
+        "subtitle": _subtitle(scene),
+        "times": list(scene.times),
+        "camera": camera | {"centre": camera["centre"].tolist()},
+        "values": {"map": scale.map, "low": scale.low, "high": scale.high, "offset": offset, "scale": size},
+        "maps": {name: _table(name) for name in CONTROLS},
+        "facts": [(key, _plain(value)) for key, value in scene.facts.items() if value not in (None, [], "")],
+        "compared": None if scene.reference is None else scene.reference_name,
+    }
+    if scene.reference is not None:
+        with np.errstate(invalid="ignore"):
+            error = scene.values - scene.reference
+        normal, _, size = _normalised(error, middle=False)
+        arrays["error"] = normal.astype("<f4")
+        header["error"] = {"map": "diverging", "low": -size, "high": size, "offset": 0.0, "scale": size}
+    header["arrays"] = {name: array.dtype.str[1:] for name, array in arrays.items()}
+    # "<" would let a title end the element.
+    parts = [_script("header", "application/json", json.dumps(header).replace("<", "\\u003c"))]
+    for name, array in arrays.items():
+        parts.append(_script(name, "text/plain", base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")))
+    before, after = _template().split(_HOLE)
+    return Page("".join([before, *parts, after]), height)
+
+
+@cache
+def _template() -> str:
+    return (resources.files("lamina.view") / "web" / "viewer.html").read_text(encoding="utf-8")
+
+
+def _script(name: str, kind: str, text: str) -> str:
+    return f'<script type="{kind}" id="lamina-{name}">{text}</script>\n'
+
+
+def _camera(scene: Scene, view: View | tuple[float, float] | None) -> tuple[dict[str, Any], NDArray]:
+    """Where to look from, and the points in units of the radius about the centre."""
+    look = as_view(view)
+    used = scene.points if scene.faces is None else scene.points[np.unique(scene.faces)]
+    seen = look_at(used, look, (0, 0, 1, 1))
+    radius = float(np.linalg.norm(used - seen.centre, axis=1).max()) or 1.0
+    # The axis that stands upright on the screen is the one that the turning keeps upright.
+    axis = int(np.abs(seen.rotation[1]).argmax())
+    up = np.eye(3)[axis] * np.sign(seen.rotation[1, axis])
+    camera = {
+        "centre": seen.centre,
+        "radius": radius,
+        "direction": seen.rotation[2].tolist(),
+        "up": up.tolist(),
+        "angle": ANGLE,
+        "distance": 1.08 / np.sin(np.radians(ANGLE / 2)),
+    }
+    return camera, (scene.points - seen.centre) / radius
+
+
+def _extents(points: NDArray) -> NDArray:
+    """Radii (n,) of the discs that points are drawn as: just large enough to overlap."""
+    near = KDTree(points).query(points, k=min(7, len(points)), workers=-1)[0].reshape(len(points), -1)
+    radius = near[:, -1]
+    typical = float(np.median(radius)) or 0.02
+    return np.clip(radius, 0.3 * typical, 3 * typical)
+
+
+def _normalised(values: NDArray, middle: bool) -> tuple[NDArray, float, float]:
+    """v, offset, scale: values = offset + scale v, |v| <= 1; without `middle` the offset is 0."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    offset = 0.5 * low + 0.5 * high if middle else 0.0
+    scale = max(high - offset, offset - low) or max(abs(offset), 1.0)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(values), (values - offset) / scale, MISSING), offset, scale
+
+
+def _table(map: str) -> str:
+    """The map as 256 RGBA bytes."""
+    colours = table(map)[np.rint(np.linspace(0, len(table(map)) - 1, 256)).astype(int)]
+    rgba = np.concatenate([colours, np.full((256, 1), 255, dtype=np.uint8)], 1)
+    return base64.b64encode(rgba.tobytes()).decode("ascii")
+
+
+def _subtitle(scene: Scene) -> str:
+    count = f"{len(scene.points):,} {'points' if scene.faces is None else 'vertices'}"
+    return count + (f", {len(scene.times)} frames" if len(scene.times) > 1 else "")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

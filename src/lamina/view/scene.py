@@ -1,0 +1,214 @@
+"""What there is to look at: a surface with a field over time, and what may be laid beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from lamina.errors import InputError
+from lamina.view.colours import as_floats
+
+if TYPE_CHECKING:
+    from lamina.domain import Domain
+    from lamina.solution import Solution
+
+Reference = Callable[..., Tensor] | ArrayLike | Tensor
+SHOWN_FACTS = ("nodes", "spacing", "scheme", "order", "extension", "cycles", "steps", "residual", "warnings")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """n points with s states of a field.
+
+    values, reference (s, n); faces (m, 3) or None for points; normals (n, 3); band (k, 3): nodes of the grid.
+    facts: what to say of it, by name.
+    """
+
+    title: str
+    points: NDArray
+    values: NDArray
+    times: tuple[float, ...] = (0.0,)
+    faces: NDArray | None = None
+    normals: NDArray | None = None
+    reference: NDArray | None = None
+    reference_name: str = "reference"
+    band: NDArray | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n, s = len(self.points), len(self.times)
+        if self.points.shape != (n, 3) or n == 0:
+            raise InputError(f"cannot show points of shape {self.points.shape}: expected (n, 3).")
+        if not np.isfinite(self.points).all():
+            raise InputError("cannot show points with coordinates that are not finite.")
+        for name, array in (("values", self.values), ("the reference", self.reference)):
+            if array is not None and array.shape != (s, n):
+                raise InputError(f"cannot show {name} of shape {array.shape}: expected {s} states of {n} points.")
+
+    def beside(self, reference: ArrayLike, name: str = "reference") -> Scene:
+        """This scene compared with other values, (n,) for all times or (s, n)."""
+        other = np.atleast_2d(as_floats(reference))
+        if len(other) == 1:
+            other = np.repeat(other, len(self.times), axis=0)
+        return replace(self, reference=other, reference_name=name)
+
+
+def scene_of(
+    solution: Solution,
+    *,
+    title: str | None = None,
+    reference: Solution | Reference | None = None,
+    reference_name: str = "reference",
+    band: bool = True,
+) -> Scene:
+    """A solution as a scene; arguments as in `Solution.show`."""
+    domain = solution.domain
+    surface = domain.surface
+    report = solution.report()
+    scene = Scene(
+        title or surface.name,
+        as_floats(surface.points),
+        as_floats(solution.snapshots),
+        solution.times,
+        None if surface.faces is None else as_floats(surface.faces).astype(np.int64),
+        as_floats(surface.normals),
+        band=as_floats(grid_nodes(domain)) if band else None,
+        facts={key: report[key] for key in SHOWN_FACTS},
+    )
+    return scene if reference is None else scene.beside(_states(reference, solution), reference_name)
+
+
+def _states(reference: Any, solution: Solution) -> NDArray:
+    """Values (s, n) or (n,) of a reference: another solution, a function of points (and time), or values."""
+    from lamina.solution import Solution
+
+    points = solution.domain.points
+    if isinstance(reference, Solution):
+        states = reference.unknowns if len(reference.times) == len(solution.times) else reference.unknowns[-1:]
+        same = reference.domain.points
+        if same.shape == points.shape and torch.equal(same.to(points), points):
+            return as_floats(torch.stack([reference.domain.readout @ u for u in states]))
+        return as_floats(torch.stack([reference.domain.evaluate(u, points) for u in states]))
+    if callable(reference):
+        function: Callable[..., Any] = reference
+        if solution.times != (0.0,):
+            return np.stack([as_floats(function(points, t)) for t in solution.times])
+        return as_floats(function(points))
+    return as_floats(reference)
+
+
+def grid_nodes(domain: Domain) -> Tensor:
+    """Positions (k, 3) of the grid's nodes: the band, or the corners of the cells that the surface cuts."""
+    from lamina.geometry.lattice import OCTANTS
+    from lamina.schemes.trace import Trace
+
+    scheme: Any = domain.scheme
+    if isinstance(scheme, Trace):
+        cell = scheme.cut.elements.cell[: scheme.cut.elements.active].long()
+        ijk = torch.unique((cell[:, None] + OCTANTS.to(cell.device)).reshape(-1, 3), dim=0)
+        return scheme.cut.lattice.position(ijk)
+    band = scheme.band if hasattr(scheme, "band") else scheme.levels[0].band
+    return band.lattice.position(band.ijk)
+
+
+def read_scene(path: str | Path) -> Scene:
+    """What a file shows: a solution that lamina wrote (.ply, .npz), a folder with one, or any surface that lamina
+    reads, coloured by its third coordinate. Raises InputError."""
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in ("solution.ply", "solution.npz") if (path / name).is_file()), None)
+        if found is None:
+            raise InputError(
+                f"there is no solution.ply or solution.npz in {path}; give the folder of `lamina solve ... --out`, "
+                "or a file."
+            )
+        return replace(read_scene(found), title=path.resolve().name)
+    kept = _read_kept(path) if path.is_file() else None
+    if kept is not None:
+        return kept
+    from lamina.surfaces.files import load
+
+    surface = load(str(path))
+    return Scene(
+        surface.name,
+        as_floats(surface.points),
+        as_floats(surface.points)[:, 2][None],
+        faces=None if surface.faces is None else as_floats(surface.faces).astype(np.int64),
+        normals=as_floats(surface.normals),
+        facts={"shown": "the third coordinate: the file holds no values"},
+    )
+
+
+def _read_kept(path: Path) -> Scene | None:
+    """A file with values in it; None if it has none."""
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        return _read_npz(path)
+    return _read_ply(path) if suffix == ".ply" else None
+
+
+def _read_ply(path: Path) -> Scene | None:
+    from plyfile import PlyData, PlyParseError
+
+    # Faces of known length are read at once; a file with others, which lamina did not write, falls back to lamina.load.
+    lengths = {"face": {"vertex_indices": 3}}
+    try:
+        ply = PlyData.read(str(path), known_list_len=lengths)
+    except (PlyParseError, ValueError, OSError):
+        return None  # lamina.load says what is wrong with it
+    if "vertex" not in ply or ("face" in ply and "vertex_indices" not in ply["face"]):
+        return None
+    vertex = ply["vertex"]
+    held = [p.name for p in vertex.properties]
+    names = [name for name in held if name == "value" or name.removeprefix("value_").isdigit()]
+    if not names:
+        return None
+    times, facts = tuple(map(float, range(len(names)))), {}
+    for comment in ply.comments:
+        word, _, rest = comment.partition(" ")
+        if word == "times":
+            times = tuple(float(t) for t in rest.split())
+        elif word == "metadata":
+            facts = json.loads(rest)
+    faces = None
+    if "face" in ply and ply["face"].count:
+        faces = np.asarray(ply["face"]["vertex_indices"], dtype=np.int64).reshape(-1, 3)
+    normals = _columns(vertex, ("nx", "ny", "nz")) if {"nx", "ny", "nz"} <= set(held) else None
+    return _kept_scene(path, _columns(vertex, "xyz"), _columns(vertex, names).T, times, faces, normals, facts)
+
+
+def _columns(element: Any, names: Any) -> NDArray:
+    return np.stack([np.asarray(element[name], dtype=np.float64) for name in names], 1)
+
+
+def _read_npz(path: Path) -> Scene | None:
+    import zipfile
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not {"points", "values"} <= set(archive.files):
+                return None
+            held = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
+    values = held["values"].astype(np.float64)
+    values = values[None] if values.ndim == 1 else values.T
+    times = tuple(map(float, held["times"])) if "times" in held else tuple(map(float, range(len(values))))
+    facts = json.loads(str(held["metadata"])) if "metadata" in held else {}
+    return _kept_scene(path, held["points"], values, times, held.get("faces"), held.get("normals"), facts)
+
+
+def _kept_scene(path: Path, points, values, times, faces, normals, facts: dict[str, Any]) -> Scene:
+    if normals is not None and not normals.any():
+        normals = None  # Gaussians come with zeros
+    title = str(facts.get("surface") or path.stem)
+    shown = {key: facts[key] for key in SHOWN_FACTS if key in facts}
+    return Scene(title, as_floats(points), as_floats(values), times, faces, normals, facts=shown)

@@ -1,0 +1,445 @@
+"""The page: it holds the data exactly enough, needs nothing from outside, and a real browser shows what it should."""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import browser as devtools
+import lamina
+from lamina.errors import InputError
+from lamina.surfaces.icosphere import icosphere
+from lamina.view.page import MISSING, _template, page
+from lamina.view.scene import Scene, grid_nodes, read_scene, scene_of
+
+ROOT = Path(__file__).resolve().parent.parent
+WEB = Path(lamina.__file__).parent / "view" / "web"
+BALL, BALL_FACES = (a.numpy() for a in icosphere(4))
+TYPES = {"f4": "<f4", "i1": "i1", "u2": "<u2", "u4": "<u4"}
+
+
+def ball(frames=1, **more):
+    """x over the unit sphere, fading over time."""
+    values = np.stack([BALL[:, 0] * 0.5**i for i in range(frames)])
+    return Scene("ball", BALL, values, tuple(map(float, range(frames))), BALL_FACES, BALL, **more)
+
+
+def held(text):
+    """Header and arrays of a page."""
+    parts = dict(re.findall(r'<script type="[^"]*" id="lamina-(\w+)">([^<]*)</script>', text))
+    header = json.loads(parts.pop("header"))
+    arrays = {k: np.frombuffer(base64.b64decode(v), TYPES[header["arrays"][k]]) for k, v in parts.items()}
+    return header, arrays
+
+
+# What is in the page
+
+
+def test_the_page_was_built_from_the_sources_beside_it():
+    """After a change in view/web: make viewer."""
+    names = sorted(p.name for p in WEB.iterdir() if p.suffix in (".js", ".mjs", ".css"))
+    found = hashlib.sha256()
+    for name in sorted([*names, "page.html", "package.json"]):
+        found.update(f"{name}\0{(WEB / name).read_text()}\0".encode())
+    assert f'name="lamina-sources" content="{found.hexdigest()}"' in _template()
+
+
+def test_the_page_is_small_forbids_requests_and_names_the_licence_of_three():
+    text = _template()
+    assert len(text.encode()) < 2_000_000
+    assert "default-src 'none'" in text
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
+    assert (WEB / "LICENSE-three.txt").read_text().strip() in text
+
+
+def test_numbers_arrive():
+    scene = ball(3, band=2 * BALL[:50])
+    header, arrays = held(page(scene).text)
+    shape, values = header["camera"], header["values"]
+    points = shape["radius"] * arrays["positions"].reshape(-1, 3) + shape["centre"]
+    np.testing.assert_allclose(points, BALL, atol=1e-6)
+    np.testing.assert_array_equal(arrays["faces"].reshape(-1, 3), BALL_FACES)
+    kept = values["offset"] + values["scale"] * arrays["values"].reshape(3, -1)
+    np.testing.assert_allclose(kept, scene.values, atol=1e-6)
+    np.testing.assert_allclose(arrays["normals"].reshape(-1, 3) / 127, BALL, atol=0.004)
+    nodes = shape["radius"] * arrays["band"].reshape(-1, 3) + shape["centre"]
+    np.testing.assert_allclose(nodes, 2 * BALL[:50], atol=1e-6)
+    assert header["times"] == [0, 1, 2]
+
+
+def test_a_small_variation_about_a_large_mean_is_kept():
+    scene = Scene("ball", BALL, 1e6 + 1e-3 * BALL[:, :1].T, faces=BALL_FACES)
+    header, arrays = held(page(scene).text)
+    values = header["values"]
+    kept = (values["offset"] - 1e6) + values["scale"] * arrays["values"].astype(float)
+    np.testing.assert_allclose(kept, 1e-3 * BALL[:, 0], atol=1e-9)
+
+
+def test_a_small_error_of_a_large_field_is_kept():
+    scene = ball().beside(BALL[:, 0] - 1e-12 * BALL[:, 1])
+    header, arrays = held(page(scene).text)
+    np.testing.assert_allclose(header["error"]["scale"] * arrays["error"], 1e-12 * BALL[:, 1], atol=2e-16)
+
+
+def test_many_frames_are_kept_in_two_bytes(monkeypatch):
+    monkeypatch.setattr("lamina.view.page.WHOLE_NUMBERS", 1000)
+    header, arrays = held(page(ball(3)).text)
+    values = header["values"]
+    assert header["arrays"]["values"] == "u2"
+    kept = values["offset"] + values["scale"] * (2 * (arrays["values"] / 65535) - 1)
+    np.testing.assert_allclose(kept, ball(3).values.reshape(-1), atol=2e-5)
+
+
+def test_missing_values_are_marked():
+    values = BALL[:, 0].copy()
+    values[5] = np.nan
+    header, arrays = held(page(Scene("ball", BALL, values[None], faces=BALL_FACES)).text)
+    assert arrays["values"][5] == np.float32(MISSING)
+    assert header["values"]["high"] <= 1
+
+
+def test_a_title_cannot_end_the_script():
+    text = page(Scene("</script><b>", BALL, BALL[:, :1].T)).text
+    assert "</script><b>" not in text
+    assert held(text)[0]["title"] == "</script><b>"
+
+
+def test_a_notebook_gets_the_whole_page_in_a_frame():
+    made = page(ball())
+    frame = made._repr_html_()
+    source = re.fullmatch(r'<iframe srcdoc="([^"]*)"[^>]*></iframe>', frame)
+    assert source
+    assert html.unescape(source[1]) == made.text
+
+
+# Scenes
+
+
+@pytest.fixture(scope="module")
+def flow():
+    domain = lamina.Domain(lamina.Sphere(level=3), 0.12, scheme="coupled", show_progress=False)
+    return lamina.heat(domain, lambda x: x[:, 0], 0.1, frames=5, accuracy=1e-3)
+
+
+def test_frames_are_equally_spaced_from_the_initial_state(flow):
+    np.testing.assert_allclose(flow.times, [0, 0.025, 0.05, 0.075, 0.1])
+    torch.testing.assert_close(flow.snapshots[0], flow.domain.points[:, 0], rtol=0, atol=2e-3)
+    torch.testing.assert_close(flow.values, np.exp(-0.2) * flow.domain.points[:, 0], rtol=0, atol=2e-3)
+    with pytest.raises(InputError, match="frames must be at least 2"):
+        lamina.heat(flow.domain, lambda x: x[:, 0], 0.1, frames=1)
+
+
+def test_a_solution_can_be_compared_with_functions_values_and_solutions(flow):
+    exact = scene_of(flow, reference=lambda x, t: np.exp(-2 * t) * x[:, 0])
+    assert exact.reference is not None
+    assert np.abs(exact.values - exact.reference).max() < 2e-3
+    same = scene_of(flow, reference=flow)
+    np.testing.assert_array_equal(same.values, same.reference)
+    last = scene_of(flow, reference=flow.values).reference
+    assert last is not None
+    np.testing.assert_array_equal(last[0], flow.values)
+    other = lamina.heat(lamina.Domain(lamina.Sphere(level=2), 0.25), lambda x: x[:, 0], 0.1, frames=5, accuracy=1e-3)
+    elsewhere = scene_of(flow, reference=other).reference
+    assert elsewhere is not None
+    assert np.abs(elsewhere - exact.reference).max() < 2e-2  # that grid is coarse
+
+
+@pytest.mark.parametrize("scheme", ["coupled", "trace", "shell"])
+def test_the_band_of_every_scheme_lies_about_the_surface(scheme):
+    domain = lamina.Domain(lamina.Sphere(level=2), 0.2, scheme=scheme)
+    nodes = grid_nodes(domain)
+    # In the trace scheme a corner may have an unknown for each sheet.
+    assert 0.95 * domain.unknowns < len(nodes) <= domain.unknowns
+    assert bool(((nodes.norm(dim=1) - 1).abs() < 1.2).all())
+
+
+@pytest.mark.parametrize("name", ["solution.ply", "solution.npz"])
+def test_solutions_are_read_back(flow, tmp_path, name):
+    flow.save(tmp_path / name)
+    for path in (tmp_path / name, tmp_path):
+        scene = read_scene(path)
+        np.testing.assert_allclose(scene.values, flow.snapshots)
+        np.testing.assert_allclose(scene.points, flow.domain.points)
+        np.testing.assert_allclose(scene.times, flow.times)
+        assert scene.faces is not None
+        assert scene.facts["scheme"] == "coupled"
+
+
+def test_a_surface_without_values_shows_its_height(tmp_path):
+    path = tmp_path / "ball.obj"
+    path.write_text("v 0 0 0\nv 1 0 0\nv 0 1 2\nv 1 1 3\nf 1 2 3\nf 2 4 3\n")
+    np.testing.assert_array_equal(read_scene(path).values, [[0, 0, 2, 3]])
+
+
+# The command
+
+
+def test_view_writes_a_page(program, tmp_path, monkeypatch, flow):
+    monkeypatch.chdir(tmp_path)
+    flow.save("u.ply")
+    status, out, _ = program("view", "u.ply", "--no-open")
+    assert status == 0
+    assert "u.html" in out
+    assert held(Path("u.html").read_text())[0]["times"] == pytest.approx(list(flow.times))
+    assert program("view", "u.ply", "--reference", "u.ply", "--no-open")[0] == 0
+    assert held(Path("u-compared.html").read_text())[0]["compared"] == "u"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["empty"], "no solution.ply or solution.npz in empty"),
+        (["gone.html"], "there is no file gone.html"),
+        (["gone.ply"], "gone.ply"),
+        (["u.ply", "--out", "a.txt"], "ends in .html"),
+        (["u.ply", "--reference", "other.ply"], "has 3 points"),
+    ],
+)
+def test_what_cannot_be_viewed_is_refused_in_one_sentence(program, tmp_path, monkeypatch, flow, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    flow.save("u.ply")
+    lamina.export.save("other.ply", np.eye(3), np.zeros(3))
+    status, out, err = program("view", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def tab():
+    program = devtools.find()
+    if program is None:
+        pytest.skip("no Chromium to open the viewer with: install it (apt install chromium) or set LAMINA_CHROMIUM")
+    opened = devtools.Browser(program)
+    yield opened
+    opened.close()
+
+
+def show(tab, scene, folder, **options):
+    tab.open(page(scene, **options).save(folder / "scene.html"))
+
+
+def drawn(tab):
+    """What the canvas shows (height, width, 3), without the controls."""
+    tab.settle()
+    shot = tab.shot()
+    left, width = tab.js("(() => { const v = window.lamina.views(); return [v[0].left, v.length * v[0].width]; })()")
+    return shot[70:520, int(left) + 60 : int(left + width) - 10]
+
+
+def coloured(image):
+    return np.ptp(image, axis=2) > 30
+
+
+def vertex_on_screen(tab, count):
+    """The vertex nearest to the viewer, which nothing can hide, and where it is on the page."""
+    return tab.js(
+        f"""(() => {{
+          const v = window.lamina, view = v.views()[0], p = v.data.arrays.positions;
+          v.aim(view);
+          v.camera.updateMatrixWorld();
+          let best = null;
+          for (let i = 0; i < {count}; i++) {{
+            const q = v.camera.position.clone().set(p[3 * i], p[3 * i + 1], p[3 * i + 2]);
+            const away = q.distanceTo(v.camera.position);
+            q.project(v.camera);
+            if (!best || away < best.away) best = {{ away, i, x: view.left + (q.x + 1) / 2 * view.width,
+                                                     y: (1 - q.y) / 2 * view.height }};
+          }}
+          return best;
+        }})()"""
+    )
+
+
+def hovered(tab, x, y):
+    tab.mouse("mouseMoved", x, y)
+    tab.settle()
+    tab.settle()
+    if tab.js("document.getElementById('probe').hidden"):
+        return None
+    return tab.js("document.getElementById('probe').textContent").split("\n")
+
+
+def assert_clean(tab):
+    assert tab.problems == []
+    assert [url for url in tab.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def demo_command():
+    """The arguments that `make demo` gives to lamina."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    command = re.search(r"^demo:.*\n\t\$\(BIN\)/lamina (.*)$", text, re.MULTILINE)
+    assert command
+    return shlex.split(command[1])
+
+
+def test_the_demo_in_a_browser(tab, program, tmp_path):
+    arguments = [str(tmp_path) if word == "$(DEMO)" else word for word in demo_command()]
+    status, out, err = program(*arguments)
+    assert status == 0, err
+    assert f"To look at it: lamina view {tmp_path}" in out
+    tab.open(tmp_path / "solution.html")
+    # The canvas is not blank: the spike covers a good part of it, in the colours of both signs.
+    first = drawn(tab)
+    assert 0.2 < coloured(first).mean() < 0.9
+    assert (first[..., 0] - first[..., 2] > 60).mean() > 0.03
+    assert (first[..., 2] - first[..., 0] > 60).mean() > 0.03
+    # The slider changes the picture, and heat fades: colours are paler at the end.
+    tab.js("(s => { s.value = s.max; s.dispatchEvent(new Event('input')); })(document.getElementById('frame'))")
+    last = drawn(tab)
+    assert tab.js("document.getElementById('moment').textContent") == "t = 0.01"
+    assert (np.abs(last - first).max(2) > 8).mean() > 0.1
+    assert np.ptp(last, axis=2)[coloured(first)].mean() < np.ptp(first, axis=2)[coloured(first)].mean()
+    # Hovering reads the value that the file has there.
+    scene = read_scene(tmp_path / "solution.ply")
+    found = vertex_on_screen(tab, len(scene.points))
+    said = hovered(tab, found["x"], found["y"])
+    assert said is not None
+    assert float(said[0]) == pytest.approx(scene.values[-1, found["i"]], abs=0.02 * np.ptp(scene.values[-1]))
+    place = [float(word) for word in said[1].split()]
+    np.testing.assert_allclose(place, scene.points[found["i"]], atol=0.02)
+    assert_clean(tab)
+
+
+def test_hovering_reads_the_field_everywhere(tab, tmp_path):
+    """On the sphere with u = x the value read is the coordinate read."""
+    show(tab, ball(), tmp_path)
+    seen = 0
+    for x in range(150, 650, 60):
+        for y in (200, 320, 440):
+            said = hovered(tab, x, y)
+            if said:
+                seen += 1
+                assert float(said[0]) == pytest.approx(float(said[1].split()[0]), abs=2e-3)
+    assert seen > 12
+    assert hovered(tab, 90, 90) is None
+    assert_clean(tab)
+
+
+def test_points_are_drawn_and_read(tab, tmp_path):
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(4000, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    show(tab, ball(), tmp_path)
+    mesh = coloured(drawn(tab)).mean()
+    for normals in (points, None):
+        show(tab, Scene("cloud", points, points[:, :1].T, normals=normals), tmp_path)
+        assert coloured(drawn(tab)).mean() == pytest.approx(mesh, rel=0.08)
+        found = vertex_on_screen(tab, len(points))
+        said = hovered(tab, found["x"], found["y"])
+        assert said is not None
+        assert float(said[0]) == pytest.approx(points[found["i"], 0], abs=1e-5)
+    assert_clean(tab)
+
+
+def test_side_by_side_and_error(tab, tmp_path):
+    show(tab, ball().beside(0.5 * BALL[:, 0], "half"), tmp_path)
+    tab.press("3")
+    both = drawn(tab)
+    half = both.shape[1] // 2
+    left, right = both[:, :half], both[:, half:]
+    assert coloured(left).mean() > 0.1
+    strong = [np.ptp(side, axis=2)[coloured(side)].mean() for side in (left, right)]
+    assert strong[0] > 1.2 * strong[1]
+    assert tab.js("document.getElementById('names').textContent") == "solutionhalf"
+    tab.press("4")
+    tab.settle()
+    assert float(tab.js("document.getElementById('high').value")) == pytest.approx(0.5)
+    found = vertex_on_screen(tab, len(BALL))
+    said = hovered(tab, found["x"], found["y"])
+    numbers = {row.split()[0]: float(row.split()[1]) for row in said[:3]}
+    x = BALL[found["i"], 0]
+    assert numbers == pytest.approx({"solution": x, "reference": x / 2, "error": x / 2}, abs=0.01)
+    assert_clean(tab)
+
+
+def test_range_isolines_layers_and_keys_change_the_picture(tab, tmp_path):
+    show(tab, ball(2, band=1.3 * BALL), tmp_path)
+    plain = drawn(tab)
+
+    def differs(least=0.003):
+        now = drawn(tab)
+        return (np.abs(now - plain).max(2) > 10).mean() > least
+
+    assert not differs()
+    for key in ("i", "n", "b", "c", "d"):  # each on, and off again
+        tab.press(key)
+        assert differs(), key
+        tab.press(key)
+        assert not differs(), key
+    tab.js("(e => { e.value = '0.2'; e.dispatchEvent(new Event('change')); })(document.getElementById('high'))")
+    assert differs(0.05)
+    tab.press("f")
+    assert not differs()
+    tab.press(".")
+    assert tab.js("document.getElementById('moment').textContent") == "t = 1"
+    assert differs(0.05)
+    tab.press(",")
+    for key in ("ArrowRight", "ArrowUp", "+"):
+        tab.press(key)
+        assert differs(), key
+        tab.press("r")
+        assert not differs(), key
+    tab.press(" ")
+    tab.wait("window.lamina.place > 0.02")
+    tab.press(" ")
+    assert not tab.js("window.lamina.playing")
+    assert_clean(tab)
+
+
+def test_fingers_turn_the_surface_and_a_tap_reads_it(tab, tmp_path):
+    show(tab, ball(), tmp_path)
+    before = tab.js("window.lamina.camera.position.toArray()")
+    finger = [{"x": 300, "y": 300}]
+    tab.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=finger)
+    for step in range(1, 6):
+        tab.call("Input.dispatchTouchEvent", type="touchMove", touchPoints=[{"x": 300 + 20 * step, "y": 300}])
+    tab.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    tab.settle()
+    after = tab.js("window.lamina.camera.position.toArray()")
+    assert np.linalg.norm(np.subtract(after, before)) > 0.3
+    tab.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=finger)
+    tab.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    tab.settle()
+    assert not tab.js("document.getElementById('probe').hidden")
+    assert_clean(tab)
+
+
+def test_a_frame_in_a_notebook_shows_the_surface(tab, tmp_path):
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><html><body>{page(ball())._repr_html_()}</body></html>")
+    tab.problems.clear()
+    tab.requests.clear()
+    tab.call("Page.navigate", url=path.as_uri())
+    tab.wait("document.readyState === 'complete' && document.querySelector('iframe')")
+    deadline = time.monotonic() + 30
+    while coloured(tab.shot()[100:500, 100:650]).mean() < 0.2:
+        assert time.monotonic() < deadline, tab.problems
+        time.sleep(0.1)
+    assert_clean(tab)
+
+
+def test_the_picture_has_surface_colour_bar_and_title(tab, tmp_path):
+    show(tab, ball(), tmp_path)
+    data = tab.js("window.lamina.picture().toDataURL('image/png')")
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(data.split(",")[1]))).convert("RGB")).astype(int)
+    assert coloured(picture[100:540, 100:650]).mean() > 0.2
+    bar = picture[:, -100:-90]
+    assert (bar[..., 0] - bar[..., 2] > 60).any()
+    assert (bar[..., 2] - bar[..., 0] > 60).any()
+    assert (picture[10:30, 10:100] < 128).any()
+    assert_clean(tab)
