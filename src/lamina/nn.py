@@ -44,7 +44,7 @@ class _Layer(nn.Module):
         domain = domain or self.domain
         if not isinstance(domain, Domain):
             raise InputError(
-                f"{type(self).__name__} needs a Domain, got {type(domain).__name__}; give one when it is made or called."
+                f"{type(self).__name__} needs a Domain, got {type(domain).__name__}; give one to it or to its call."
             )
         return domain
 

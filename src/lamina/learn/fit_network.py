@@ -122,7 +122,7 @@ class FitNetwork(nn.Module):
         self.verdict = nn.Sequential(nn.Linear(2 * width + OWN, width), nn.SiLU(), nn.Linear(width, 2))
 
     def forward(self, near: Neighbourhoods) -> Fits:
-        x, looks, dtype = near.points.double(), near.normals.double(), self.first[0].weight.dtype
+        x, looks, dtype = near.points.double(), near.normals.double(), next(self.parameters()).dtype
         away = dot(x, x) / near.radius**2
         kernel = (1 - away).clamp_min(0) ** 2
         normal = _voted(looks[:, 0], looks, kernel)

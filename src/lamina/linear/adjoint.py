@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class Sparse:
     def __matmul__(self, u: Tensor) -> Tensor:
         """(rows,) or (rows, k) from u (columns,) or (columns, k)."""
         tracked = u.requires_grad or (self.values is not None and self.values.requires_grad)
-        if torch._C._functorch.maybe_current_level() is None and not (tracked and torch.is_grad_enabled()):
+        if not _transforming() and not (tracked and torch.is_grad_enabled()):
             return self.matrix @ u
         return _Product.apply(self, self.values, u)  # pyright: ignore[reportReturnType]
 
@@ -63,6 +63,11 @@ class Sparse:
         """left_i right_j (nnz,) at the entries, summed over columns if there are several."""
         product = left[self.row] * right[self.column.long()]
         return product if product.ndim == 1 else product.sum(1)
+
+
+def _transforming() -> bool:
+    """Whether vmap, grad or another transformation of torch.func is at work, which must see the product."""
+    return torch._C._functorch.maybe_current_level() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def sparse_rows(index: Tensor, values: Tensor, columns: int) -> Sparse:
@@ -118,7 +123,7 @@ def _matrix_product(a: Tensor, b: Tensor) -> Tensor:
         def scipy_matrix(m: Tensor) -> csr_matrix:
             return csr_matrix((m.values().numpy(), m.col_indices().numpy(), m.crow_indices().numpy()), shape=m.shape)
 
-        found = scipy_matrix(a) @ scipy_matrix(b)
+        found = cast(csr_matrix, scipy_matrix(a) @ scipy_matrix(b))
         parts = [torch.from_numpy(v) for v in (found.indptr, found.indices, found.data)]
     else:
         found = torch.sparse.mm(a, b)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lamina.errors import SolveError
 
-
 COLUMNS = {"cpu": 32, "cuda": 1024}
 
 

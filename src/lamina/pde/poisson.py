@@ -74,7 +74,8 @@ def poisson(
     u = result.solution
     if not (isinstance(shift, Tensor) or shift):
         with torch.no_grad():
-            warnings += _mean_warning(scheme.incompatible(g, u), right(domain.points), domain)
+            given = right(domain.points) if callable(f) or torch.as_tensor(f).ndim == 0 else torch.as_tensor(f)
+            warnings += _mean_warning(scheme.incompatible(g, u), given, domain)
         u = scheme.remove_mean(u, lambda u: domain.mean(domain.readout @ u))
     return Solution(
         domain,

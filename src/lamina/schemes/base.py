@@ -47,7 +47,6 @@ class Scheme(Protocol):
         """Points (p, 3) at which a field is known to the load, and ..."""
         ...
 
-    @property
     def from_places(self) -> Sparse:
         """... the matrix (unknowns, p) that takes its values there to the load."""
         ...

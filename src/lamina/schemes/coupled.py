@@ -245,7 +245,6 @@ class Coupled:
                 new = replace(new, to_coarse=scaled_rows(level.to_coarse, below.rows, coarse.sign))
             levels.append(new)
         other.levels, other.rule = levels, rules[0]
-        vars(other).pop("from_places", None)
         other._reset()
         return other
 
@@ -282,13 +281,13 @@ class Coupled:
     def places(self) -> Tensor:
         return self.levels[0].band.feet.points
 
-    @cached_property
     def from_places(self) -> Sparse:
         held = self.levels[0].held
         if held is None:
             return self.extension
         none = torch.zeros_like(held.rows, dtype=self.extension.matrix.dtype)
-        return Sparse(scaled_rows(self.extension.matrix, held.rows, none), scaled_entries(self.extension, held.rows, none))
+        values = scaled_entries(self.extension, held.rows, none)
+        return Sparse(scaled_rows(self.extension.matrix, held.rows, none), values)
 
     def sample(self, u: Field) -> Tensor:
         return u(self.places)

@@ -97,8 +97,12 @@ class _Points:
         return unit(self.gradient)
 
     def followed_by(self, other: _Points) -> _Points:
-        pairs = [(self.position, other.position), (self.gradient, other.gradient), (self.held, other.held)]
-        return _Points(*(torch.cat(pair) for pair in pairs), self.tracked)
+        return _Points(
+            torch.cat([self.position, other.position]),
+            torch.cat([self.gradient, other.gradient]),
+            torch.cat([self.held, other.held]),
+            self.tracked,
+        )
 
     def on_rim(self, triangles: Tensor) -> Tensor:
         """Whether the edges (t, 3) of triangles lie in a side of the box."""

@@ -103,7 +103,6 @@ class Shell(Symmetric):
     def places(self) -> Tensor:
         return self.band.lattice.position(self.band.ijk) if self.ambient else self.band.feet.points
 
-    @property
     def from_places(self) -> Sparse:
         return self.extension
 

@@ -124,6 +124,7 @@ class Symmetric:
             if b.ndim > 1:
                 begin, whole = None if start is None else start[:, part], None if size is None else size[part]
             finest, cycle = self._cycle(c, None if channels is None else channels[part], many=b.ndim > 1)
+            mean = self._unshifted[0].mean
             scale = b.norm(dim=0) if whole is None else whole
             if moving and whole is not None:
                 # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must
@@ -132,7 +133,7 @@ class Symmetric:
 
             def project(v: Tensor) -> Tensor:
                 # For shift 0 constants are out of reach; rounding would pile up in them.
-                return v if moving else finest.mean.remove(v)
+                return v if moving else mean.remove(v)
 
             return conjugate_gradients(
                 lambda u: project(finest.apply(u)),

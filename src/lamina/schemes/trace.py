@@ -89,7 +89,6 @@ class Trace(Symmetric):
     def places(self) -> Tensor:
         return self.cut.quadrature.points
 
-    @cached_property
     def from_places(self) -> Sparse:
         unknown = self.cut.elements.unknown[self.cut.element].to(torch.int32)
         return sparse_rows(unknown, self.quadrature.weights[:, None] * trilinear(self.cut.local), self.unknowns).T
