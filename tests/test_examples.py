@@ -17,6 +17,12 @@ EXPECTED = {
     "neural_field": lambda f: f["off"] < 0.15 and f["nmae"] < 2e-2,
     "convergence": lambda f: f["trace"] > 1.3 and f["coupled"] > 3.2,
     "held_at_the_rim": lambda f: f["largest_error"] < 5e-4 and abs(f["decay"] - f["expected_decay"]) < 1e-3,
+    "inverse_source": lambda f: f["off"] <= 1e-6 and f["iterations"] <= 20 and f["source_error"] < 0.12,
+    "recover_a_shape": lambda f: f["off"] < 1e-3 and f["last_loss"] < 1e-6 * f["first_loss"],
+    "learn_from_heat": lambda f: f["accuracy"] >= 0.75
+    and f["last_loss"] < 0.6 * f["first_loss"]
+    and f["times_moved"] > 0.1
+    and f["epoch_seconds"] < f["eigenmodes_seconds"],
     "vibrations": lambda f: f["largest_error"] < 5e-3,
 }
 

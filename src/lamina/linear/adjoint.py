@@ -213,7 +213,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.system = inputs[0]
+        ctx.system = replace(inputs[0])  # without its result, whose solution holds this graph: a cycle
         ctx.save_for_backward(output)
 
     @staticmethod

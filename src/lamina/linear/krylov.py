@@ -64,7 +64,7 @@ def fgmres(
 def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, scale, report):
     """Up to `length` steps of the Arnoldi process from residual; returns the improved x and the steps."""
     beta = residual.norm(dim=0)
-    columns, scale = beta.numel(), scale.reshape(-1).double().cpu()
+    columns, scale = beta.numel(), torch.where(scale > 0, scale, torch.inf).reshape(-1).double().cpu()
     # A column without residual has no directions: its basis stays zero.
     basis, directions = [residual / beta.clamp_min(_tiny(beta))], []
     start = beta.reshape(-1).double().cpu()
@@ -102,15 +102,18 @@ def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, sc
     return x, len(directions)
 
 
-def in_blocks(solve: Callable[[Tensor, slice], KrylovResult], b: Tensor) -> KrylovResult:
-    """Solve for the columns of b (n, k) in blocks that fit into the caches; solve is told which columns it is given."""
+def in_blocks(solve: Callable[[Tensor, slice, Tensor], KrylovResult], b: Tensor) -> KrylovResult:
+    """Solve for the columns of b (n, k) in blocks that fit into the caches, each of unit size: gradients are as small as
+    they like, and their squares would vanish. solve is told which columns it is given, and that size (k,)."""
+    if b.ndim == 1:
+        return solve(b, slice(None), torch.ones_like(b[0]))
     width = COLUMNS[b.device.type]
-    if b.ndim == 1 or b.shape[1] <= width:
-        return solve(b, slice(None))
     parts = [slice(i, i + width) for i in range(0, b.shape[1], width)]
-    found = [solve(b[:, part].contiguous(), part) for part in parts]
+    size = b.abs().amax(0)
+    size = torch.where(size > 0, size, 1)
+    found = [solve(b[:, part] / size[part], part, size[part]) for part in parts]
     return KrylovResult(
-        torch.cat([f.solution for f in found], 1),
+        torch.cat([f.solution for f in found], 1) * size,
         max(f.iterations for f in found),
         max(f.residual for f in found),
         all(f.converged for f in found),

@@ -301,13 +301,13 @@ class Coupled:
         def gmres(levels: Shifted, single: Shifted, b: Tensor, begin: Tensor | None, report: Report | None):
             finest = levels.levels(c)[0]
 
-            def columns(b: Tensor, part: slice) -> KrylovResult:
+            def columns(b: Tensor, part: slice, unit: Tensor) -> KrylovResult:
                 many = b.ndim > 1
                 return fgmres(
                     lambda u: finest.project(finest.apply(u)),
                     finest.project(b),
                     precondition=in_single_precision(single.cycle(c)) if many else levels.cycle(c),
-                    start=begin[:, part] if many and begin is not None else begin,
+                    start=begin[:, part] / unit if many and begin is not None else begin,
                     tolerance=tolerance,
                     scale=b.norm(dim=0),  # a right-hand side that is all mean leaves only rounding once projected
                     report=report,

@@ -119,10 +119,11 @@ class Symmetric:
         if channels is not None:  # the columns of vmap come with each of them
             channels = channels.repeat_interleave(b.shape[1] // len(channels))
 
-        def columns(b: Tensor, part: slice) -> KrylovResult:
-            begin, whole = None if start is None else start, None if size is None else size
+        def columns(b: Tensor, part: slice, unit: Tensor) -> KrylovResult:
+            begin, whole = start, size
             if b.ndim > 1:
-                begin, whole = None if start is None else start[:, part], None if size is None else size[part]
+                begin = None if start is None else start[:, part] / unit
+                whole = None if size is None else size[part] / unit
             finest, cycle = self._cycle(c, None if channels is None else channels[part], many=b.ndim > 1)
             mean = self._unshifted[0].mean
             scale = b.norm(dim=0) if whole is None else whole
