@@ -235,7 +235,7 @@ def test_a_scheme_left_open_becomes_the_variational_one_and_says_why():
     assert u.report()["scheme"] == "trace"
     assert u.report()["scheme_reason"] == "needed for a diffusivity"
     assert rms_error(u, height) <= 1e-3
-    v = lamina.heat(domain, height, 0.1, diffusivity=2.0)
+    v = lamina.heat(domain, height, 0.1, diffusivity=lambda x: torch.full_like(x[:, 0], 2.0))
     assert v.domain is u.domain  # made once
     assert domain.scheme.name == "coupled"
     assert errors(v.values, math.exp(-0.4) * height(domain.points)).nmae < 2e-3
@@ -249,6 +249,16 @@ def test_a_scheme_that_was_asked_for_is_not_switched():
     ):
         with pytest.raises(lamina.InputError, match=r'a diffusivity needs the variational scheme .*scheme="coupled"'):
             call()
+
+
+def test_a_number_keeps_the_coupled_scheme_and_its_order():
+    domain = lamina.Domain(lamina.Sphere(level=3), 0.15, scheme="coupled", order=4)
+    exact = height(domain.points)
+    assert errors(lamina.poisson(domain, height, diffusivity=2.0).values, -exact / 4).nmae < 1e-4
+    assert errors(lamina.poisson(domain, height, diffusivity=2.0, screening=1.0).values, -exact / 5).nmae < 1e-4
+    assert errors(lamina.heat(domain, height, 0.1, diffusivity=2.0).values, math.exp(-0.4) * exact).nmae < 1e-4
+    with pytest.raises(lamina.InputError, match="must be positive"):
+        lamina.poisson(domain, height, diffusivity=-1.0)
 
 
 # Refused

@@ -68,6 +68,12 @@ def _offsets(device: torch.device) -> Tensor:
     return ((offset[..., 0] * 3 + offset[..., 1]) * 3 + offset[..., 2]).to(device)
 
 
+def plus_product(rest: Tensor, matrix: Tensor, u: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """beta rest + alpha A u in one pass, for vectors (n,) or several of them (n, k)."""
+    add = torch.addmv if u.ndim == 1 else torch.addmm
+    return add(rest, matrix, u, beta=beta, alpha=alpha)
+
+
 def rows_to_csr(index: Tensor, values: Tensor, columns: int) -> Tensor:
     """CSR matrix with the same number of entries in every row, int32 indices."""
     rows, width = index.shape

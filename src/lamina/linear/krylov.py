@@ -103,8 +103,8 @@ def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, sc
 
 
 def in_blocks(solve: Callable[[Tensor, slice, Tensor], KrylovResult], b: Tensor) -> KrylovResult:
-    """Solve for the columns of b (n, k) in blocks that fit into the caches, each of unit size: gradients are as small as
-    they like, and their squares would vanish. solve is told which columns it is given, and that size (k,)."""
+    """Solve for the columns of b (n, k) in blocks that fit into the caches, each of unit size: gradients are as small
+    as they like, and their squares would vanish. solve is told which columns it is given, and their size (k,)."""
     if b.ndim == 1:
         return solve(b, slice(None), torch.ones_like(b[0]))
     width = COLUMNS[b.device.type]
@@ -138,7 +138,7 @@ def _scale(b: Tensor, scale: float | Tensor | None) -> Tensor:
 
 def _largest(residual: Tensor, scale: Tensor) -> float:
     """The largest relative residual; that of a system without a right-hand side is not counted."""
-    relative = residual.norm(dim=0) / scale.clamp_min(_tiny(scale))
+    relative = dots(residual, residual).sqrt() / scale.clamp_min(_tiny(scale))
     return float(torch.where(scale > 0, relative, 0).max())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,13 +14,23 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.geometry.neighbours import k_nearest
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
-from lamina.pde.variational import Coefficient, Diffusivity, on_quadrature, screening_on, tensor_field, variational
+from lamina.pde.variational import (
+    Coefficient,
+    Diffusivity,
+    is_number,
+    on_quadrature,
+    positive_number,
+    screening_on,
+    tensor_field,
+    variational,
+)
 from lamina.schemes.base import FLUX, FREE, VALUE, Scheme
 from lamina.schemes.coupled import Coupled
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.ghosts import Rule
 from lamina.schemes.nitsche import Asked
 from lamina.schemes.rim import Rim
+from lamina.schemes.scaled import Scaled
 from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
 from lamina.schemes.trace import Trace
 from lamina.surfaces.base import ClosestPoints
@@ -51,6 +62,8 @@ def posed(
     if not asked:
         if diffusivity is None and screening is None:
             return Posed(domain, domain.scheme, None)
+        if screening is None and isinstance(domain.scheme, Coupled) and is_number(diffusivity):
+            return Posed(domain, cast(Scheme, Scaled(domain.scheme, positive_number(diffusivity))), None)
         what = "a diffusivity" if screening is None else "a screening that varies"
         domain, trace = variational(domain, None, what)
         coefficient, reaction = _coefficients(domain, trace.cut, diffusivity, screening)

@@ -40,6 +40,20 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> t
     return domain, Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
 
 
+def is_number(data: Diffusivity | None) -> bool:
+    return data is not None and not callable(data) and torch.as_tensor(data).ndim == 0
+
+
+def positive_number(data: Diffusivity | None) -> float | Tensor:
+    """A diffusivity that is a number; a tensor if it carries gradients. Raises InputError if it is not positive."""
+    assert data is not None
+    assert not callable(data)
+    value = float(data.detach() if isinstance(data, Tensor) else data)
+    if not 0 < value < torch.inf:
+        raise InputError(f"the diffusivity must be positive and finite, got {value!r} somewhere.")
+    return data if isinstance(data, Tensor) and data.requires_grad else value
+
+
 def screening_on(domain: Domain, data: Coefficient, quadrature: Quadrature) -> Tensor:
     """A screening (q,) at the points of a quadrature. Raises InputError where it is negative."""
     values = domain.field(data, "the screening")(quadrature.points)

@@ -30,7 +30,7 @@ from lamina.band import Band, band_radius
 from lamina.extension.interpolation import Lines, interpolation, interpolation_matrix, linear_stencil
 from lamina.geometry.lattice import Lattice
 from lamina.linear.adjoint import Sparse, System, solve, transposed
-from lamina.linear.assembly import rows_to_csr
+from lamina.linear.assembly import plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import KrylovResult, fgmres, in_blocks
 from lamina.linear.multigrid import Shifted, chebyshev_steps, in_single_precision
@@ -91,7 +91,7 @@ class CoupledLevel:
 
     def apply(self, u: Tensor) -> Tensor:
         """A u = E (L u + gamma u) - gamma u."""
-        out = self.E @ torch.add(self.L @ u, u, alpha=self.gamma) - self.gamma * u
+        out = plus_product(u, self.E, plus_product(u, self.L, u, beta=self.gamma), beta=-self.gamma)
         if self.held is not None:
             out[self.held.rows] = self.gamma * (self.held.E @ u - u[self.held.rows])
         return out
@@ -131,8 +131,14 @@ class ShiftedLevel:
         if u is None:
             u, steps = g * (-steps[0] / scale), steps[1:]
         for step in steps:
-            u = torch.add(u, self.apply(u) - g, alpha=step / scale)
+            u = self.relaxed(u, g, step / scale)
         return self.project(u)
+
+    def relaxed(self, u: Tensor, g: Tensor, step: float) -> Tensor:
+        """u + step (A u - c u - g), in as few passes over the fields as may be."""
+        own = self.level
+        rest = torch.add((1 - step * (own.gamma + self.shift)) * u, g, alpha=-step)
+        return plus_product(rest, own.E, plus_product(u, own.L, u, beta=own.gamma), alpha=step)
 
     @cached_property
     def _inverse(self) -> Tensor:
@@ -168,6 +174,9 @@ class ShiftedLevel:
 
 class AdjointLevel(ShiftedLevel):
     """(A - c I)^T on one level; restriction and prolongation change places."""
+
+    def relaxed(self, u: Tensor, g: Tensor, step: float) -> Tensor:
+        return torch.add(u, self.apply(u) - g, alpha=step)
 
     @cached_property
     def _transposed(self) -> tuple[Tensor | None, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lamina.errors import SolveError
 from lamina.linear.adjoint import transposed
-from lamina.linear.assembly import Pattern, assemble, rows_to_csr
+from lamina.linear.assembly import Pattern, assemble, plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
@@ -167,8 +167,7 @@ class ShiftedLevel:
 
     def residual(self, u: Tensor, g: Tensor) -> Tensor:
         """g - (K + c M) u, in one pass."""
-        add = torch.addmv if g.ndim == 1 else torch.addmm
-        return add(g, self.matrix, u, alpha=-1)
+        return plus_product(g, self.matrix, u, alpha=-1)
 
     def restrict(self, residual: Tensor) -> Tensor:
         unknown, weight = cast(Tensor, self.level.coarse_unknown), cast(Tensor, self.level.coarse_weight)
