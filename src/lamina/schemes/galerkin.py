@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.lattice import OCTANTS
 from lamina.quadrature import tangents
@@ -42,36 +44,51 @@ def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Ten
         weights = weights * cut.conductivity
     if diffusivity is not None and diffusivity.ndim == 1:
         weights = weights * diffusivity
-    for here in _chunks(cut):
+    tensor = diffusivity if diffusivity is not None and diffusivity.ndim == 3 else None
+
+    def products(here: slice) -> Tensor:
         gradient = trilinear_with_gradients(cut.local[here])[1:]
         along = torch.stack([directional(gradient, t[here]) for t in frame], 1)  # (q, 2, 8)
         flux = along * weights[here, None, None]
-        if diffusivity is not None and diffusivity.ndim == 3:
+        if tensor is not None:
             basis = torch.stack([t[here] for t in frame], 1)  # (q, 2, 3)
-            flux = torch.bmm(torch.bmm(basis, torch.bmm(diffusivity[here], basis.transpose(1, 2))), flux)
-        _add_pieces(out, cut.element[here], along.reshape(-1, 6, 8), flux.reshape(-1, 6, 8))
-    return out.reshape(-1, 8, 8)
+            flux = torch.bmm(torch.bmm(basis, torch.bmm(tensor[here], basis.transpose(1, 2))), flux)
+        return _over_pieces(along.reshape(-1, 6, 8), flux.reshape(-1, 6, 8))
+
+    return _over_elements(cut, out, products, weights, tensor)
 
 
 def consistent_mass(cut: CutSurface, density: Tensor | None = None) -> Tensor:
     """sum_q w_q density_q phi_i phi_j for every element; density (q,), 1 unless given."""
     out = cut.local.new_zeros(cut.elements.active, 64)
     weights = cut.quadrature.weights if density is None else cut.quadrature.weights * density
-    for here in _chunks(cut):
+
+    def products(here: slice) -> Tensor:
         phi = trilinear(cut.local[here])
         weighted = phi * weights[here, None]
-        _add_pieces(out, cut.element[here], phi.reshape(-1, 3, 8), weighted.reshape(-1, 3, 8))
+        return _over_pieces(phi.reshape(-1, 3, 8), weighted.reshape(-1, 3, 8))
+
+    return _over_elements(cut, out, products, weights)
+
+
+def _over_elements(
+    cut: CutSurface, out: Tensor, products: Callable[[slice], Tensor], *carriers: Tensor | None
+) -> Tensor:
+    """out (e, 64) plus the products (p, 64) of each piece, some at a time; points come three to a piece, and all three
+    to one element. carriers: what may carry gradients besides the places of the points."""
+    tracked = any(t is not None and t.requires_grad for t in (cut.local, *carriers)) and torch.is_grad_enabled()
+    size = 3 * CHUNK[cut.local.device.type]
+    for i in range(0, len(cut.local), size):
+        here = slice(i, i + size)
+        # What a chunk makes on the way is many times its result: for gradients it is made again.
+        found = recompute_later(products, here, use_reentrant=False) if tracked else products(here)
+        out = out.index_add_(0, cut.element[here][::3], cast(Tensor, found))
     return out.reshape(-1, 8, 8)
 
 
-def _chunks(cut: CutSurface) -> list[slice]:
-    size = 3 * CHUNK[cut.local.device.type]
-    return [slice(i, i + size) for i in range(0, len(cut.local), size)]
-
-
-def _add_pieces(out: Tensor, element: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a^T b (p, 8, 8) to the elements; points come three to a piece, and all three to one element."""
-    out.index_add_(0, element[::3], torch.bmm(a.transpose(1, 2), b).reshape(-1, 64))
+def _over_pieces(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b (p, 64) for the functions at the points of each piece."""
+    return torch.bmm(a.transpose(1, 2), b).reshape(-1, 64)
 
 
 def directional(gradient: Sequence[Tensor], direction: Tensor) -> Tensor:

@@ -18,6 +18,9 @@ from lamina.geometry.triangles import dot, points_in, triangle_areas
 from lamina.linear.adjoint import Sparse, sparse_rows
 
 
+ROWS = 2**16  # places at a time to interpolate at: what is made on the way is many times the result
+
+
 @dataclass(frozen=True)
 class ClosestPoints:
     """Feet on the surface of n points in space."""
@@ -155,6 +158,12 @@ class Surface(ABC):
         With rows r_q = (1, p_q - x), weights w_q and G = sum w_q r_q r_q^T, the fit to the differences of the values
         from their weighted mean c has the value e_0^T G^-1 sum w_q r_q (v_q - c) at x.
         """
+        parts = [self._interpolation_rows(part) for part in x.split(ROWS)]
+        index, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+        return sparse_rows(index, weights, len(self.points))
+
+    def _interpolation_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples (n, 12) int32 and their weights."""
         index, distance = k_nearest(self.points, min(12, len(self.points)), x.detach())
         scale = distance[:, -1:].clamp_min(torch.finfo(x.dtype).tiny)
         offset = (self.positions[index] - x[:, None]) / scale[..., None]
@@ -167,7 +176,7 @@ class Surface(ABC):
         gram = gram + 1e-6 * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
         first = torch.linalg.solve(gram, gram.new_tensor([1.0, 0.0, 0.0, 0.0]).expand(len(x), 4))
         slope = weight * (rows @ first[..., None])[..., 0]
-        return sparse_rows(index.to(torch.int32), slope + (1 - slope.sum(1, keepdim=True)) * share, len(self.points))
+        return index.to(torch.int32), slope + (1 - slope.sum(1, keepdim=True)) * share
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Surface:
         """The same surface with its tensors on another device or in another precision."""
