@@ -200,6 +200,8 @@ def damaged_part(options: Any) -> dict[str, Any]:
         if options.cases and case not in options.cases:
             continue
         for name in names:
+            if options.shapes and name not in options.shapes:
+                continue
             s, row = shape(name), rows.setdefault(case, {}).setdefault(name, {})
             clouds = [damage(s, seed) for seed in range(options.seeds)]
             for extension in options.extensions:
@@ -265,8 +267,6 @@ def table_part(options: Any) -> dict[str, Any] | None:
     before, rest = DOCS.read_text().split(START)
     write(DOCS, before + START + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
     return None
-
-
 
 
 def clean_part(options: Any) -> dict[str, Any]:
@@ -361,6 +361,7 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--cases", nargs="+", choices=CASES, help="of part damaged; all")
+    options.add_argument("--shapes", nargs="+", choices=("sphere", *MESHES), help="of part damaged; all")
     options.add_argument("--extensions", nargs="+", default=["neural", "jet"], help="of part damaged")
     options.add_argument("--scheme", default="auto", help="of part damaged")
     options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
