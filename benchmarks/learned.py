@@ -308,8 +308,11 @@ def heat_part(options: Any) -> dict[str, Any]:
 
 
 def paper_part(options: Any) -> dict[str, Any]:
-    """Every mesh of the paper by its vertices alone, and the sphere: "attention" with shell, "neural" with auto."""
-    rows: dict[str, Any] = {}
+    """Every mesh of the paper by its vertices alone, and the sphere: "attention" with shell, "neural" with auto.
+
+    Extensions that were not asked for keep what the results file has.
+    """
+    rows: dict[str, Any] = _figures(options, "paper").get("shapes", {})
     sphere = shape("sphere")
     feet = lamina.Sphere().sample(10_000, 0)
     shapes: dict[str, tuple[Shape, Callable[[], Surface]]] = {
@@ -324,10 +327,11 @@ def paper_part(options: Any) -> dict[str, Any]:
             lambda mesh=mesh, used=used: lamina.PointCloud(mesh.points[used], mesh.normals[used]),
         )
     for name, (s, cloud) in shapes.items():
-        row = {e: attempt(s, cloud, 0.05, e) for e in EXTENSIONS}
-        row["ratio"] = row["attention"]["nrmse"] / row["neural"]["nrmse"]
+        row = rows.setdefault(name, {})
+        row.update({e: attempt(s, cloud, 0.05, e) for e in EXTENSIONS if e in options.extensions or e not in row})
+        found = [row[e]["nrmse"] for e in ("attention", "neural")]
+        row["ratio"] = None if None in found or math.inf in found else found[0] / found[1]
         print(name, {k: v if k == "ratio" else (v["nrmse"], v.get("failed")) for k, v in row.items()}, flush=True)
-        rows[name] = row
         record(f"{options.name}_paper", {"spacing": 0.05, "shapes": rows}, options.out)
     return {"spacing": 0.05, "shapes": rows}
 
@@ -362,7 +366,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--cases", nargs="+", choices=CASES, help="of part damaged; all")
     options.add_argument("--shapes", nargs="+", choices=("sphere", *MESHES), help="of part damaged; all")
-    options.add_argument("--extensions", nargs="+", default=["neural", "jet"], help="of part damaged")
+    options.add_argument("--extensions", nargs="+", default=["neural", "jet"], help="of parts damaged and paper")
     options.add_argument("--scheme", default="auto", help="of part damaged")
     options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
     options.add_argument("--seconds", type=float, default=math.inf, help="after which a case gets no further seeds")
