@@ -1,10 +1,11 @@
 """lamina's learned operator against the jet and against the paper's operator, on shapes that it was not trained on.
 
-    LAMINA_DATA=FOLDER python benchmarks/learned.py [--parts clean paper damaged heat time table] [--seeds 5]
+    LAMINA_DATA=FOLDER python benchmarks/learned.py [--parts clean paper real damaged heat time table]
     PYTHONPATH=src python benchmarks/learned.py --parts time --device cuda
 
 clean    the sphere from clean samples: error, order of convergence when sampling is refined with the grid, order 4
 paper    the paper's operator (attention, shell) and "neural" (auto) on its shapes, their vertices taken as points
+real     scans of which the data have a mesh: "neural" against "jet" at the vertices of the part that was scanned
 damaged  clouds of 20,000 points with noise, outliers, flipped normals; thin parts and edges: "neural" against "jet",
          with the fits that jet chooses by itself and, for the first seed, with the best of four fixed ones
 heat     a harmonic of the sphere through time
@@ -37,12 +38,14 @@ from common import BENCHMARKS, Stopwatch, parser, record, write
 
 import lamina
 from lamina.band import Band, band_radius
+from lamina.baselines.fem import reference_poisson
 from lamina.errors import InputError, SolveError
 from lamina.extension import geometry_for
 from lamina.extension.interpolation import Lines, interpolation_matrix
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.fitting import Choice, Cloud, Fit, Way
 from lamina.geometry.lattice import Lattice
+from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import unit
 from lamina.metrics import errors
 from lamina.surfaces.base import Surface
@@ -56,7 +59,13 @@ MESHES = {
     "hand": "meshes/hand",
     "fandisk": "meshes/fandisk",
 }
+REAL = {
+    "bunny scan": ("pointclouds/bunny_open3d.ply", "meshes/bunny_scan_holes.ply"),
+    "chair": ("pointclouds/chair_normals.ply", "furniture/chair_C_broken.ply"),
+}
 COUNT = 20_000
+REAL_SPACING = 0.04
+SCANNED = 1e-3  # from a vertex of the mesh to the nearest point of its scan, of half the extent
 START, END = "<!-- tables: learned.py --parts table -->", "<!-- end of tables -->"
 EXTENSIONS = ("attention", "neural", "jet")
 DOCS = BENCHMARKS.parent / "docs" / "neural.md"
@@ -264,6 +273,10 @@ def table_part(options: Any) -> dict[str, Any] | None:
         each = {e: "failed" if row[e]["nrmse"] is None else f"{row[e]['nrmse']:.1e}" for e in EXTENSIONS}
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.0f}"
         lines.append(f"| {name} | {each['neural']} | {each['attention']} | {ratio} | {each['jet']} |")
+    lines += ["", "| scan | points | normals | neural | jet |", "|---|---|---|---|---|"]
+    for name, row in _figures(options, "real").get("shapes", {}).items():
+        each = ["failed" if row[e]["nrmse"] is None else f"{row[e]['nrmse']:.1e}" for e in ("neural", "jet")]
+        lines.append(f"| {name} | {row['points']} | {'yes' if row['normals'] else 'no'} | {' | '.join(each)} |")
     before, rest = DOCS.read_text().split(START)
     write(DOCS, before + START + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
     return None
@@ -336,6 +349,31 @@ def paper_part(options: Any) -> dict[str, Any]:
     return {"spacing": 0.05, "shapes": rows}
 
 
+def real_part(options: Any) -> dict[str, Any]:
+    """Scans, in the frame of a mesh: FEM on its faces between scanned places is the reference."""
+    rows: dict[str, Any] = {}
+    for name, (scan, source) in REAL.items():
+        cloud, mesh = lamina.load(DATA / scan), lamina.load(DATA / source)
+        assert mesh.faces is not None
+        low, high = cloud.points.amin(0), cloud.points.amax(0)
+        middle, half = (low + high) / 2, float((high - low).max()) / 2
+        points = (cloud.points - middle) / half
+        normals = None if isinstance(cloud, lamina.PointCloud) and cloud.estimated else cloud.normals
+        V = (mesh.points - middle) / half
+        near = k_nearest(points, 1, V)[1][:, 0] < SCANNED
+        F = mesh.faces[near[mesh.faces].all(1)]
+        vertices, faces = meshes.cut_at_points(V.numpy(), F.numpy())
+        exact = reference_poisson(vertices, faces, meshes.right_hand_side, tolerance=1e-4, max_vertices=500_000)
+        used = np.unique(faces)
+        at = torch.from_numpy(vertices[used])
+        s = Shape(lamina.Mesh(V, F), meshes.right_hand_side, at, exact.values[used])
+        made = partial(lamina.PointCloud, points, normals)
+        row = {e: attempt(s, made, REAL_SPACING, e) for e in ("neural", "jet")}
+        rows[name] = {"points": len(points), "normals": normals is not None, "reference": source, **row}
+        print(name, {e: (row[e]["nrmse"], row[e].get("failed")) for e in row}, flush=True)
+    return {"spacing": REAL_SPACING, "shapes": rows}
+
+
 def time_part(options: Any) -> dict[str, Any]:
     """Seconds to make the closest points and the rows of E of a sphere from 10k samples, coupled, order 2, 0.05."""
     feet = lamina.Sphere().sample(10_000, 0)
@@ -355,8 +393,8 @@ def time_part(options: Any) -> dict[str, Any]:
 
 
 PARTS = {
-    "clean": clean_part, "paper": paper_part, "damaged": damaged_part, "heat": heat_part, "time": time_part,
-    "table": table_part,
+    "clean": clean_part, "paper": paper_part, "real": real_part, "damaged": damaged_part, "heat": heat_part,
+    "time": time_part, "table": table_part,
 }  # fmt: skip
 
 
