@@ -1,10 +1,11 @@
 """lamina's learned operator against the jet and against the paper's operator, on shapes that it was not trained on.
 
-    LAMINA_DATA=FOLDER python benchmarks/learned.py [--parts clean paper damaged heat time table] [--seeds 5]
+    LAMINA_DATA=FOLDER python benchmarks/learned.py [--parts clean paper real damaged heat time table]
     PYTHONPATH=src python benchmarks/learned.py --parts time --device cuda
 
 clean    the sphere from clean samples: error, order of convergence when sampling is refined with the grid, order 4
 paper    the paper's operator (attention, shell) and "neural" (auto) on its shapes, their vertices taken as points
+real     scans of which the data have a mesh: "neural" against "jet" at the vertices of the part that was scanned
 damaged  clouds of 20,000 points with noise, outliers, flipped normals; thin parts and edges: "neural" against "jet",
          with the fits that jet chooses by itself and, for the first seed, with the best of four fixed ones
 heat     a harmonic of the sphere through time
@@ -37,12 +38,14 @@ from common import BENCHMARKS, Stopwatch, parser, record, write
 
 import lamina
 from lamina.band import Band, band_radius
+from lamina.baselines.fem import reference_poisson
 from lamina.errors import InputError, SolveError
 from lamina.extension import geometry_for
 from lamina.extension.interpolation import Lines, interpolation_matrix
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.fitting import Choice, Cloud, Fit, Way
 from lamina.geometry.lattice import Lattice
+from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import unit
 from lamina.metrics import errors
 from lamina.surfaces.base import Surface
@@ -56,7 +59,13 @@ MESHES = {
     "hand": "meshes/hand",
     "fandisk": "meshes/fandisk",
 }
+REAL = {
+    "bunny scan": ("pointclouds/bunny_open3d.ply", "meshes/bunny_scan_holes.ply"),
+    "chair": ("pointclouds/chair_normals.ply", "furniture/chair_C_broken.ply"),
+}
 COUNT = 20_000
+REAL_SPACING = 0.04
+SCANNED = 1e-3  # from a vertex of the mesh to the nearest point of its scan, of half the extent
 START, END = "<!-- tables: learned.py --parts table -->", "<!-- end of tables -->"
 EXTENSIONS = ("attention", "neural", "jet")
 DOCS = BENCHMARKS.parent / "docs" / "neural.md"
@@ -200,6 +209,8 @@ def damaged_part(options: Any) -> dict[str, Any]:
         if options.cases and case not in options.cases:
             continue
         for name in names:
+            if options.shapes and name not in options.shapes:
+                continue
             s, row = shape(name), rows.setdefault(case, {}).setdefault(name, {})
             clouds = [damage(s, seed) for seed in range(options.seeds)]
             for extension in options.extensions:
@@ -262,11 +273,13 @@ def table_part(options: Any) -> dict[str, Any] | None:
         each = {e: "failed" if row[e]["nrmse"] is None else f"{row[e]['nrmse']:.1e}" for e in EXTENSIONS}
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.0f}"
         lines.append(f"| {name} | {each['neural']} | {each['attention']} | {ratio} | {each['jet']} |")
+    lines += ["", "| scan | points | normals | neural | jet |", "|---|---|---|---|---|"]
+    for name, row in _figures(options, "real").get("shapes", {}).items():
+        each = ["failed" if row[e]["nrmse"] is None else f"{row[e]['nrmse']:.1e}" for e in ("neural", "jet")]
+        lines.append(f"| {name} | {row['points']} | {'yes' if row['normals'] else 'no'} | {' | '.join(each)} |")
     before, rest = DOCS.read_text().split(START)
     write(DOCS, before + START + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
     return None
-
-
 
 
 def clean_part(options: Any) -> dict[str, Any]:
@@ -308,8 +321,11 @@ def heat_part(options: Any) -> dict[str, Any]:
 
 
 def paper_part(options: Any) -> dict[str, Any]:
-    """Every mesh of the paper by its vertices alone, and the sphere: "attention" with shell, "neural" with auto."""
-    rows: dict[str, Any] = {}
+    """Every mesh of the paper by its vertices alone, and the sphere: "attention" with shell, "neural" with auto.
+
+    Extensions that were not asked for keep what the results file has.
+    """
+    rows: dict[str, Any] = _figures(options, "paper").get("shapes", {})
     sphere = shape("sphere")
     feet = lamina.Sphere().sample(10_000, 0)
     shapes: dict[str, tuple[Shape, Callable[[], Surface]]] = {
@@ -324,12 +340,38 @@ def paper_part(options: Any) -> dict[str, Any]:
             lambda mesh=mesh, used=used: lamina.PointCloud(mesh.points[used], mesh.normals[used]),
         )
     for name, (s, cloud) in shapes.items():
-        row = {e: attempt(s, cloud, 0.05, e) for e in EXTENSIONS}
-        row["ratio"] = row["attention"]["nrmse"] / row["neural"]["nrmse"]
+        row = rows.setdefault(name, {})
+        row.update({e: attempt(s, cloud, 0.05, e) for e in EXTENSIONS if e in options.extensions or e not in row})
+        found = [row[e]["nrmse"] for e in ("attention", "neural")]
+        row["ratio"] = None if None in found or math.inf in found else found[0] / found[1]
         print(name, {k: v if k == "ratio" else (v["nrmse"], v.get("failed")) for k, v in row.items()}, flush=True)
-        rows[name] = row
         record(f"{options.name}_paper", {"spacing": 0.05, "shapes": rows}, options.out)
     return {"spacing": 0.05, "shapes": rows}
+
+
+def real_part(options: Any) -> dict[str, Any]:
+    """Scans, in the frame of a mesh: FEM on its faces between scanned places is the reference."""
+    rows: dict[str, Any] = {}
+    for name, (scan, source) in REAL.items():
+        cloud, mesh = lamina.load(DATA / scan), lamina.load(DATA / source)
+        assert mesh.faces is not None
+        low, high = cloud.points.amin(0), cloud.points.amax(0)
+        middle, half = (low + high) / 2, float((high - low).max()) / 2
+        points = (cloud.points - middle) / half
+        normals = None if isinstance(cloud, lamina.PointCloud) and cloud.estimated else cloud.normals
+        V = (mesh.points - middle) / half
+        near = k_nearest(points, 1, V)[1][:, 0] < SCANNED
+        F = mesh.faces[near[mesh.faces].all(1)]
+        vertices, faces = meshes.cut_at_points(V.numpy(), F.numpy())
+        exact = reference_poisson(vertices, faces, meshes.right_hand_side, tolerance=1e-4, max_vertices=500_000)
+        used = np.unique(faces)
+        at = torch.from_numpy(vertices[used])
+        s = Shape(lamina.Mesh(V, F), meshes.right_hand_side, at, exact.values[used])
+        made = partial(lamina.PointCloud, points, normals)
+        row = {e: attempt(s, made, REAL_SPACING, e) for e in ("neural", "jet")}
+        rows[name] = {"points": len(points), "normals": normals is not None, "reference": source, **row}
+        print(name, {e: (row[e]["nrmse"], row[e].get("failed")) for e in row}, flush=True)
+    return {"spacing": REAL_SPACING, "shapes": rows}
 
 
 def time_part(options: Any) -> dict[str, Any]:
@@ -351,8 +393,8 @@ def time_part(options: Any) -> dict[str, Any]:
 
 
 PARTS = {
-    "clean": clean_part, "paper": paper_part, "damaged": damaged_part, "heat": heat_part, "time": time_part,
-    "table": table_part,
+    "clean": clean_part, "paper": paper_part, "real": real_part, "damaged": damaged_part, "heat": heat_part,
+    "time": time_part, "table": table_part,
 }  # fmt: skip
 
 
@@ -361,7 +403,8 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--cases", nargs="+", choices=CASES, help="of part damaged; all")
-    options.add_argument("--extensions", nargs="+", default=["neural", "jet"], help="of part damaged")
+    options.add_argument("--shapes", nargs="+", choices=("sphere", *MESHES), help="of part damaged; all")
+    options.add_argument("--extensions", nargs="+", default=["neural", "jet"], help="of parts damaged and paper")
     options.add_argument("--scheme", default="auto", help="of part damaged")
     options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
     options.add_argument("--seconds", type=float, default=math.inf, help="after which a case gets no further seeds")

@@ -29,6 +29,7 @@ from lamina.schemes.trace import Trace, cut_surface
 from lamina.sizing import check_memory, check_positive, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.neural_cloud import NeuralCloud
+from lamina.surfaces.triangulated_cloud import TriangulatedCloud
 
 
 class Domain:
@@ -95,7 +96,7 @@ class Domain:
         start = time.perf_counter()
         self.surface = _moved(surface, device, dtype)
         self.geometry, self.extension = geometry_for(self.surface, extension)
-        if isinstance(self.geometry, NeuralCloud) and self.geometry.points is self.surface.points:
+        if isinstance(self.geometry, NeuralCloud | TriangulatedCloud) and self.geometry.points is self.surface.points:
             self.surface = self.geometry  # the same points, with normals, components and areas found better
         self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, order, spacing, extension)
         if scheme != "shell" and attention is None and (band_radius is not None or readout != "interpolation"):

@@ -51,8 +51,12 @@ def geometry_for(surface: Surface, extension: str) -> tuple[Surface, str]:
 def _learned(cloud: PointCloud) -> Surface:
     from lamina.learn.checkpoint import shipped_fit_network
     from lamina.surfaces.neural_cloud import NeuralCloud
+    from lamina.surfaces.triangulated_cloud import triangulated
 
-    return cloud if isinstance(cloud, NeuralCloud) else NeuralCloud(cloud, shipped_fit_network())
+    if isinstance(cloud, NeuralCloud):
+        return cloud
+    found = NeuralCloud(cloud, shipped_fit_network())
+    return triangulated(cloud, found) or found
 
 
 def _best(cloud: PointCloud) -> str:

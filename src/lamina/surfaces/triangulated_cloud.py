@@ -1,0 +1,141 @@
+"""Point clouds that fits do not follow: clean samples, dense along edges and sparse on faces, joined by triangles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lamina.extension.neural import FEW
+from lamina.geometry.candidates import Candidates
+from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.rims import NEAR
+from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
+from lamina.geometry.triangulation import triangulate
+from lamina.linear.graph import first_of_each
+from lamina.surfaces.mesh import Mesh
+from lamina.surfaces.neural_cloud import NeuralCloud
+from lamina.surfaces.point_cloud import PointCloud
+
+AGREES, DENIES = 0.5, 0.3  # cosine between a triangle and the normals at all its corners that bear it out; that deny it
+BORNE_OUT = 0.7  # cosine between a normal and the mean of the triangles around that bear it out
+ON = 0.01  # of a triangle's size, from a sample to the triangle that it is on
+DOUBT, CLEARLY = 0.1, 0.5  # share of samples that may not bear triangles out; part of that which is clearly less
+AWAY = 0.25  # of its longest edge, from the middle of a triangle to a fitted surface that is another one
+NOISY = 0.1  # median slope of an arc between neighbours against their mean normal
+UNLIKE = 0.01  # of the area: with more of it away from the fitted surface, that is not taken
+SIDE_BY_SIDE = 8  # neighbours that noise is judged by
+LONG = 2.0  # times the distance of the 12th neighbour: random samples are never so far apart
+
+
+class TriangulatedCloud(Mesh):
+    """Triangles between the points of a cloud, some of which may be in none."""
+
+    representation = "points"
+
+
+def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | None:
+    """The cloud by triangles, where these are better than the surface fitted to it; else None.
+
+    They are if samples are clean, with normals, and the fitted surface is not where triangles are that the normals at
+    all their corners bear out: between samples that are dense here and sparse there, or that do not show thin parts
+    well enough, fits leave holes, or leave out the samples themselves. If those that were left out fit no triangles
+    either, they are outliers, and triangles would go through them.
+    """
+    points = cloud._unique
+    dropped = torch.ones_like(points[:, 0], dtype=torch.bool)
+    dropped[fitted._kept] = False
+    if cloud.estimated or not (fitted.open or bool(dropped.any())) or _roughness(points, cloud._normals) > NOISY:
+        return None
+    found = _best(cloud, fitted, dropped)
+    if found is None:
+        return None
+    if float(dropped.double().mean()) > FEW and float(found.borne_out[dropped].double().mean()) < 0.5:
+        return None
+    sure = (found.agreement.amin(1) > AGREES).nonzero()[:, 0]
+    elsewhere = _elsewhere(fitted, points[found.faces[sure]].mean(1), AWAY * found.longest[sure])
+    if float(found.areas[sure[elsewhere]].sum()) <= UNLIKE * float(found.areas[sure].sum()):
+        return None
+    first = first_of_each(cloud._unique_of, len(points))  # the points that the distinct ones are
+    mesh = TriangulatedCloud(cloud.points, first[found.without_lids(points)], name=cloud.name).to(points.device)
+    assert isinstance(mesh, TriangulatedCloud)
+    mesh.points, mesh.facts = cloud.points, dict(cloud.facts)
+    mesh.notes = [*cloud.notes, "The samples are too uneven to be fitted; they were joined by triangles."]
+    return mesh
+
+
+@dataclass(frozen=True)
+class _Triangles:
+    """Triangles through samples, and what the samples' normals say of them."""
+
+    faces: Tensor  # (t, 3) int64
+    areas: Tensor  # (t,)
+    longest: Tensor  # (t,) edge
+    agreement: Tensor  # (t, 3) cosine between its normal and those at its corners
+    borne_out: Tensor  # (m,) bool, whether the triangles around a sample look where its normal does
+
+    @classmethod
+    def of(cls, points: Tensor, normals: Tensor) -> _Triangles | None:
+        faces = triangulate(points, normals)
+        if faces is None or not len(faces):
+            return None
+        corners = points[faces]
+        areas, looks = triangle_areas(corners), triangle_normals(corners)
+        edge = corners.roll(-1, 1) - corners
+        weighted = (areas[:, None] * looks).repeat_interleave(3, 0)
+        around = torch.zeros_like(points).index_add_(0, faces.reshape(-1), weighted)
+        # Among samples on a line or in a plane some are no corners, and yet on the triangles.
+        rows = (dot(around, around) == 0).nonzero()[:, 0]
+        if len(rows):
+            which, foot = (v.to(points.device) for v in Candidates(corners.double().cpu())(points[rows].double().cpu()))
+            offset = points[rows] - foot.to(points)
+            on = dot(offset, offset).sqrt() < ON * areas.mean().sqrt()
+            around[rows] = torch.where(on[:, None], looks[which], 0.0)
+        agreement, borne_out = dot(looks[:, None], normals[faces]), dot(unit(around), normals) > BORNE_OUT
+        return cls(faces, areas, dot(edge, edge).amax(1).sqrt(), agreement, borne_out)
+
+    @property
+    def doubt(self) -> float:
+        """Share of the samples that do not bear them out."""
+        return 1 - float(self.borne_out.double().mean())
+
+    def without_lids(self, points: Tensor) -> Tensor:
+        """Faces (k, 3), less the long ones that all their normals deny: they are no surface but close a rim."""
+        near = k_nearest(points, min(NEAR + 1, len(points)))[1][:, -1]
+        long = self.longest > LONG * near[self.faces].amin(1)
+        return self.faces[~(long & (self.agreement.amax(1) < DENIES))]
+
+
+def _best(cloud: PointCloud, fitted: NeuralCloud, dropped: Tensor) -> _Triangles | None:
+    """Triangles by the normals as they were given, or turned as the fits say, where these are clearly better.
+
+    Fits put right what was flipped, but may take one side of a thin part for the other. None if too many samples do
+    not bear the triangles out.
+    """
+    points, normals = cloud._unique, cloud._normals
+    found = _Triangles.of(points, normals)
+    turned = ~dropped & (dot(normals, fitted._normals) < 0)
+    if found is not None and bool(turned.any()):
+        other = _Triangles.of(points, torch.where(turned[:, None], -normals, normals))
+        found = other if other is not None and other.doubt < CLEARLY * found.doubt else found
+    return None if found is None or found.doubt > DOUBT else found
+
+
+def _roughness(points: Tensor, normals: Tensor) -> float:
+    """Median of |d . (n_i + n_j)| / (|d| |n_i + n_j|) over neighbours a distance d apart: 0 on circles, more for noise.
+
+    Whether fits call a cloud noisy does not tell: they err where it is uneven.
+    """
+    near, _ = k_nearest(points, min(SIDE_BY_SIDE + 1, len(points)))
+    offset, other = points[near[:, 1:]] - points[:, None], normals[near[:, 1:]]
+    slope = dot(unit(offset), unit(other + normals[:, None])).abs()
+    return float(slope[dot(other, normals[:, None]) > AGREES].median())
+
+
+def _elsewhere(fitted: NeuralCloud, x: Tensor, far: Tensor) -> Tensor:
+    """Whether places x (n, 3) are farther than far (n,) from the fitted surface, or beyond its rims."""
+    feet = fitted.closest_points(x)
+    offset = x - feet.points
+    away = dot(offset, offset).sqrt() > far
+    return away if feet.beyond is None else away | feet.beyond

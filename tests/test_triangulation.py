@@ -1,0 +1,113 @@
+"""Triangles through uneven samples: the surface that they came from, taken where fits leave holes and nowhere else."""
+
+import pytest
+import torch
+
+import lamina
+from lamina.extension import geometry_for
+from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
+from lamina.geometry.triangulation import triangulate
+from lamina.surfaces.neural_cloud import NeuralCloud
+from lamina.surfaces.triangulated_cloud import TriangulatedCloud
+
+
+def rounded_box(along: int = 80, radius: float = 0.1, bands: int = 4):
+    """A cube of side 2 with round edges: samples dense along these, and none on its flat faces.
+
+    The sphere of its corners, with as many bands from face to face, is pulled apart along the edges.
+    """
+    t = torch.linspace(-1, 1, along, dtype=torch.float64) * (1 - radius)
+    angle = torch.linspace(0, torch.pi / 2, bands + 1, dtype=torch.float64)
+    points, normals = [], []
+    for axis in range(3):
+        for s in (-1, 1):
+            for r in (-1, 1):
+                place, look = torch.zeros(along, bands + 1, 3).double(), torch.zeros(along, bands + 1, 3).double()
+                u, v = (axis + 1) % 3, (axis + 2) % 3
+                look[..., u], look[..., v] = s * angle.cos(), r * angle.sin()
+                place[..., axis] = t[:, None]
+                place[..., u], place[..., v] = s * (1 - radius), r * (1 - radius)
+                points.append((place + radius * look).reshape(-1, 3))
+                normals.append(look.reshape(-1, 3))
+    return torch.cat(points), torch.cat(normals)
+
+
+def area_of_rounded_box(radius: float = 0.1) -> float:
+    flat = 2 * (1 - radius)
+    return 6 * flat**2 + 12 * flat * torch.pi / 2 * radius + 4 * torch.pi * radius**2
+
+
+def area(points, faces):
+    return float(triangle_areas(points[faces]).sum())
+
+
+def test_flat_faces_without_samples_are_spanned():
+    points, normals = rounded_box()
+    faces = triangulate(points, normals)
+    assert faces is not None
+    assert area(points, faces) == pytest.approx(area_of_rounded_box(), rel=0.02)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_triangles_look_where_normals_do(sign):
+    feet = lamina.Sphere().sample(2000, 0)
+    faces = triangulate(feet.points, sign * feet.normals)
+    assert faces is not None
+    assert len(faces) == 2 * 2000 - 4
+    looks = triangle_normals(feet.points[faces])
+    assert float(sign * dot(looks, unit(feet.points[faces].mean(1))).amin()) > 0.9
+
+
+def test_every_edge_joins_two_triangles():
+    feet = lamina.Torus(1.0, 0.4).sample(3000, 0)
+    faces = triangulate(feet.points, feet.normals)
+    assert faces is not None
+    edges = torch.cat([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]).sort(1).values
+    count = edges.unique(dim=0, return_counts=True)[1]
+    assert bool((count % 2 == 0).all())
+    assert area(feet.points, faces) == pytest.approx(4 * torch.pi**2 * 0.4, rel=0.02)
+
+
+def test_a_cloud_with_bare_faces_is_solved_on_triangles():
+    points, normals = rounded_box()
+    domain = lamina.Domain(lamina.PointCloud(points, normals), 0.1, extension="neural", show_progress=False)
+    assert isinstance(domain.geometry, TriangulatedCloud)
+    assert domain.scheme.name == "trace"
+    assert domain.quadrature.area == pytest.approx(area_of_rounded_box(), rel=0.02)
+    assert "joined by triangles" in " ".join(domain.warnings)
+    u = lamina.poisson(domain, lambda x: x[:, 0], show_progress=False)
+    assert u.values.shape == (len(points),)
+    assert bool(torch.isfinite(u.values).all())
+
+
+def half(points):
+    return points[:, 2] > 0
+
+
+@pytest.mark.parametrize("kind", ["closed", "open", "flipped", "outliers"])
+def test_even_clouds_are_fitted(kind):
+    feet = lamina.Sphere().sample(4000, 0)
+    points, normals = feet.points.clone(), feet.normals.clone()
+    g = torch.Generator().manual_seed(0)
+    if kind == "open":
+        points, normals = points[half(feet.points)], normals[half(feet.points)]
+    if kind == "flipped":
+        normals[::10] *= -1
+    if kind == "outliers":
+        points[-200:] = 2 * torch.rand(200, 3, generator=g, dtype=torch.float64) - 1
+        normals[-200:] = unit(torch.randn(200, 3, generator=g, dtype=torch.float64))
+    found, _ = geometry_for(lamina.PointCloud(points, normals), "neural")
+    assert isinstance(found, NeuralCloud)
+
+
+def test_an_uneven_cloud_keeps_its_rim():
+    """The box without its lower half: what closes it below is left out."""
+    points, normals = rounded_box()
+    upper = points[:, 2] > 0
+    found, _ = geometry_for(lamina.PointCloud(points[upper], normals[upper]), "neural")
+    assert isinstance(found, TriangulatedCloud)
+    assert found.faces is not None
+    corners = found.points[found.faces]
+    lid = (corners[..., 2] < points[upper][:, 2].min() + 0.01).all(1)
+    assert float(triangle_areas(corners[lid]).sum()) < 0.01 * 4
+    assert float(triangle_areas(corners).sum()) == pytest.approx(area_of_rounded_box() / 2, rel=0.05)
