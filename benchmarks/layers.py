@@ -141,7 +141,7 @@ def channel_cost(scheme: str, layer: str, device: str, dtype: torch.dtype) -> di
             made(f).square().sum().backward()
 
         both()
-        row[f"forward_{count}"], row[f"both_{count}"] = fastest(forward, 5, device), fastest(both, 5, device)
+        row[f"forward_{count}"], row[f"both_{count}"] = fastest(forward, 3, device), fastest(both, 3, device)
     row["ratio"] = row[f"forward_{CHANNELS}"] / row["forward_1"]
     row["ratio_with_backward"] = row[f"both_{CHANNELS}"] / row["both_1"]
     return row

@@ -110,7 +110,7 @@ class Domain:
         check_memory(self.surface, self.spacing, scheme, dtype, self.extension, self._clearance)
         built = time.perf_counter()
         middle = self.geometry.bounds.mean(0)
-        origin = middle if origin is None else torch.as_tensor(origin).to(middle)
+        self._origin = origin = middle if origin is None else _checked_origin(origin, middle)
         if scheme == "trace":
             # Off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
             shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
@@ -189,6 +189,7 @@ class Domain:
                 self.spacing,
                 extension=self.extension,
                 scheme="trace",
+                origin=self._origin,
                 device=self.points.device,
                 dtype=self.points.dtype,
                 show_progress=False,
@@ -271,6 +272,13 @@ class Domain:
         for i, (spacing, unknowns, entries, size) in enumerate(self.scheme.table()):
             lines.append(f"  {i:5d} {spacing:9.4g} {unknowns:10d} {entries:11d} {size / 1e6:8.1f}")
         return "\n".join(lines)
+
+
+def _checked_origin(origin: Sequence[float] | Tensor, like: Tensor) -> Tensor:
+    found = torch.as_tensor(origin).to(like).detach()
+    if found.shape != (3,) or not bool(torch.isfinite(found).all()):
+        raise InputError(f"origin must be three finite numbers x, y, z, got {origin!r}.")
+    return found
 
 
 def _moved(surface: Surface, device: torch.device | str, dtype: torch.dtype) -> Surface:

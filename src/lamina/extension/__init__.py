@@ -38,11 +38,11 @@ def geometry_for(surface: Surface, extension: str) -> tuple[Surface, str]:
             raise InputError('A point cloud has no closest-point map of its own; use extension="neural" or "jet".')
         return surface, extension
     if not sampled:
-        surface = PointCloud(surface.points, surface.normals, name=surface.name)
+        surface = PointCloud(surface.positions, surface.normals, name=surface.name)
     if extension == "jet":
         return surface, extension
     if isinstance(surface, Splats):
-        cloud = surface.fit.cloud
+        cloud = (surface.live_fit if surface.tracked else surface.fit).cloud
         surface = PointCloud(cloud.points, cloud.normals, name=surface.name)
     assert isinstance(surface, PointCloud)
     return _learned(surface), extension

@@ -17,7 +17,6 @@ from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, points_in, triangle_areas
 from lamina.linear.adjoint import Sparse, sparse_rows
 
-
 ROWS = 2**16  # places at a time to interpolate at: what is made on the way is many times the result
 
 

@@ -113,6 +113,12 @@ class PointCloud(Surface):
         return self._fit
 
     @property
+    def live_fit(self) -> Fit:
+        """The same with the gradients of the points."""
+        fit = self.fit
+        return self._live or fit
+
+    @property
     def positions(self) -> Tensor:
         return self.points if self._given is None or not torch.is_grad_enabled() else self._given.to(self.points)
 

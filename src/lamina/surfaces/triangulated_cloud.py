@@ -58,7 +58,7 @@ def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | 
     if float(found.areas[sure[elsewhere]].sum()) <= UNLIKE * float(found.areas[sure].sum()):
         return None
     first = first_of_each(cloud._unique_of, len(points))  # the points that the distinct ones are
-    mesh = TriangulatedCloud(cloud.points, first[found.without_lids(points)], name=cloud.name).to(points.device)
+    mesh = TriangulatedCloud(cloud.positions, first[found.without_lids(points)], name=cloud.name).to(points.device)
     assert isinstance(mesh, TriangulatedCloud)
     mesh.points, mesh.facts = cloud.points, dict(cloud.facts)
     mesh.notes = [*cloud.notes, "The samples are too uneven to be fitted; they were joined by triangles."]
