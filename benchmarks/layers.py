@@ -1,6 +1,6 @@
 """What gradients and channels cost: backward against forward, 64 channels against one.
 
-    python benchmarks/layers.py [--parts backward shape channels] [--device cuda]
+    python benchmarks/layers.py [--parts backward shape channels table] [--device cuda]
 
 Times are the best of several in one process. Memory is the peak of building the domain and solving, with and without
 backward, each in a process of its own.
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from common import Stopwatch, child, parser, peak_memory, record
+from common import BENCHMARKS, Stopwatch, child, parser, peak_memory, record, write
 from torch import Tensor
 
 import lamina
@@ -147,6 +148,43 @@ def channel_cost(scheme: str, layer: str, device: str, dtype: torch.dtype) -> di
     return row
 
 
+def table(folder: Path) -> str:
+    """The results that are there, as Markdown."""
+
+    def rows(part: str) -> list[tuple[str, dict[str, Any]]]:
+        found = []
+        for device, ending in (("CPU", ""), ("H200", "_cuda")):
+            path = folder / f"layers_{part}{ending}.json"
+            if path.is_file():
+                found += [(device, row) for row in json.loads(path.read_text())["figures"]["rows"]]
+        return found
+
+    lines = ["| backward of a Poisson solve | device | forward | backward over forward | memory over forward |"]
+    lines.append("|---|---|---|---|---|")
+    for part, what in (("backward", "to the right-hand side"), ("shape", "to an implicit shape, all built anew")):
+        for device, r in rows(part):
+            seconds = f"{1e3 * r['forward_seconds']:.0f} ms"
+            lines.append(
+                f"| {r['scheme']}, {what} | {device} | {seconds} | {r['ratio']:.1f}x | {r['memory_ratio']:.1f}x |"
+            )
+    lines += ["", "| 64 channels against one | device | precision | one | 64 | ratio | with backward |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for device, r in rows("channels"):
+        one, many = (f"{1e3 * r[key]:.3g} ms" for key in ("forward_1", f"forward_{CHANNELS}"))
+        lines.append(
+            f"| {r['layer']}, {r['scheme']} | {device} | {r['dtype'].removeprefix('torch.')} | {one} | {many} "
+            f"| {r['ratio']:.1f}x | {r['ratio_with_backward']:.1f}x |"
+        )
+    return "\n".join(lines)
+
+
+def write_table(folder: Path) -> None:
+    page = BENCHMARKS.parent / "docs" / "layers.md"
+    begin, end = "<!-- layers: begin -->\n", "\n<!-- layers: end -->"
+    before, rest = page.read_text().split(begin)
+    write(page, before + begin + table(folder) + end + rest.split(end)[1])
+
+
 def main() -> None:
     line = parser(__doc__)
     line.add_argument("--parts", nargs="+", default=["backward", "shape", "channels"])
@@ -157,6 +195,8 @@ def main() -> None:
     if options.memory:
         print(json.dumps(remember(options.device, options.memory, options.scheme)))
         return
+    if "table" in options.parts:
+        write_table(options.out)
     found: dict[str, Any] = {}
     if "backward" in options.parts:
         found["backward"] = [backward_cost(scheme, options.device) for scheme in ("trace", "coupled")]

@@ -178,7 +178,8 @@ class Domain:
     @cached_property
     def _loading(self) -> tuple[Sparse | None, Sparse]:
         """The load of values at `points`: from the places that the scheme knows a field at, and to these."""
-        here, there = self.scheme.from_places(), self.surface.interpolation(self.scheme.places)
+        with torch.enable_grad():  # it is kept, whoever asks for it first
+            here, there = self.scheme.from_places(), self.surface.interpolation(self.scheme.places)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 
     def as_trace(self, reason: str) -> Domain:

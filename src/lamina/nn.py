@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.linear.adjoint import transforming
 from lamina.pde.boundary import posed
 from lamina.pde.conditions import Condition
 from lamina.pde.poisson import check_convergence, checked_number, default_tolerance
@@ -39,6 +42,9 @@ class _Layer(nn.Module):
     def __init__(self, domain: Domain | None, tolerance: float | None):
         super().__init__()
         self.domain, self.tolerance = domain, tolerance
+        self._ready: WeakSet[Domain] = WeakSet()
+
+    width = 1  # channels
 
     def _on(self, domain: Domain | None) -> Domain:
         domain = domain or self.domain
@@ -46,6 +52,11 @@ class _Layer(nn.Module):
             raise InputError(
                 f"{type(self).__name__} needs a Domain, got {type(domain).__name__}; give one to it or to its call."
             )
+        if transforming() and domain not in self._ready:
+            # Inside the transformations of torch.func no sparse matrix can be made: what is made once is made outside.
+            self._ready.add(domain)
+            with temporarily_clear_interpreter_stack():
+                self(domain.points.new_zeros(len(domain.points), self.width), domain)
         return domain
 
 
@@ -115,7 +126,7 @@ class HeatLayer(_Layer):
         given = torch.as_tensor(time, dtype=torch.get_default_dtype()).detach()
         if given.shape not in ((), (channels,)) or not bool((torch.isfinite(given) & (given > 0)).all()):
             raise InputError(f"time must be a positive number, or {channels} of them, got {time!r}.")
-        self.channels, self.steps = channels, steps
+        self.channels, self.width, self.steps = channels, channels, steps
         # Logarithms, so that no step of an optimiser makes a time negative.
         self.log_time = nn.Parameter(given.log().expand(channels).clone(), requires_grad=learn)
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from lamina.linear.assembly import rows_to_csr
 from lamina.linear.krylov import KrylovResult
@@ -47,7 +48,7 @@ class Sparse:
     def __matmul__(self, u: Tensor) -> Tensor:
         """(rows,) or (rows, k) from u (columns,) or (columns, k)."""
         tracked = u.requires_grad or (self.values is not None and self.values.requires_grad)
-        if not _transforming() and not (tracked and torch.is_grad_enabled()):
+        if not transforming() and not (tracked and torch.is_grad_enabled()):
             return self.matrix @ u
         return _Product.apply(self, self.values, u)  # pyright: ignore[reportReturnType]
 
@@ -65,7 +66,7 @@ class Sparse:
         return product if product.ndim == 1 else product.sum(1)
 
 
-def _transforming() -> bool:
+def transforming() -> bool:
     """Whether vmap, grad or another transformation of torch.func is at work, which must see the product."""
     return torch._C._functorch.maybe_current_level() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -93,26 +94,37 @@ class _Transposed(Sparse):
     @cached_property
     def values(self) -> Tensor | None:  # pyright: ignore
         values = self.T.values
-        return None if values is None else values[transposed(self.T.matrix)[1]]
+        return None if values is None else values[self._order]
 
     def pairs(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.T.pairs(right, left)[transposed(self.T.matrix)[1]]
+        return self.T.pairs(right, left)[self._order]
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """The entry (nnz,) of the original that each entry is."""
+        with temporarily_clear_interpreter_stack():
+            return _turned(self.T.crow, self.T.column, self.T.shape)[2]
 
 
 def transposed(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The transpose of a CSR matrix as CSR, and the entry (nnz,) of the matrix that each of its entries is."""
-    crow, column, size = matrix.crow_indices(), matrix.col_indices(), (matrix.shape[1], matrix.shape[0])
-    if matrix.device.type == "cpu":  # where scipy is ten times as fast as a sort
+    start, row, order = _turned(matrix.crow_indices(), matrix.col_indices(), matrix.shape)
+    size = matrix.shape[1], matrix.shape[0]
+    return torch.sparse_csr_tensor(start, row, matrix.values()[order], size, check_invariants=False), order
+
+
+def _turned(crow: Tensor, column: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """Row starts and columns of the transpose, and the entry (nnz,) of the matrix that each of its entries is."""
+    if column.device.type == "cpu":  # where scipy is ten times as fast as a sort
         numbers = np.arange(len(column), dtype=np.int32)
-        turned = csr_matrix((numbers, column.numpy(), crow.numpy()), shape=matrix.shape).tocsc()
+        turned = csr_matrix((numbers, column.numpy(), crow.numpy()), shape=shape).tocsc()
         start, row, order = (torch.from_numpy(v) for v in (turned.indptr, turned.indices, turned.data))
     else:
         order = torch.argsort(column, stable=True)
-        start = torch.zeros(size[0] + 1, dtype=torch.int64, device=column.device)
-        start[1:] = torch.cumsum(torch.bincount(column, minlength=size[0]), 0)
+        start = torch.zeros(shape[1] + 1, dtype=torch.int64, device=column.device)
+        start[1:] = torch.cumsum(torch.bincount(column, minlength=shape[1]), 0)
         row = _rows(crow)[order]
-    start, row, order = start.to(crow.dtype), row.to(column.dtype), order.long()
-    return torch.sparse_csr_tensor(start, row, matrix.values()[order], size, check_invariants=False), order
+    return start.to(crow.dtype), row.to(column.dtype), order.long()
 
 
 def _matrix_product(a: Tensor, b: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ has converged.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -105,12 +105,13 @@ def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, sc
 def in_blocks(solve: Callable[[Tensor, slice, Tensor], KrylovResult], b: Tensor) -> KrylovResult:
     """Solve for the columns of b (n, k) in blocks that fit into the caches, each of unit size: gradients are as small
     as they like, and their squares would vanish. solve is told which columns it is given, and their size (k,)."""
-    if b.ndim == 1:
-        return solve(b, slice(None), torch.ones_like(b[0]))
-    width = COLUMNS[b.device.type]
-    parts = [slice(i, i + width) for i in range(0, b.shape[1], width)]
     size = b.abs().amax(0)
     size = torch.where(size > 0, size, 1)
+    if b.ndim == 1:
+        found = solve(b / size, slice(None), size)
+        return replace(found, solution=found.solution * size)
+    width = COLUMNS[b.device.type]
+    parts = [slice(i, i + width) for i in range(0, b.shape[1], width)]
     found = [solve(b[:, part] / size[part], part, size[part]) for part in parts]
     return KrylovResult(
         torch.cat([f.solution for f in found], 1) * size,

@@ -316,7 +316,7 @@ class Coupled:
                     lambda u: finest.project(finest.apply(u)),
                     finest.project(b),
                     precondition=in_single_precision(single.cycle(c)) if many else levels.cycle(c),
-                    start=begin[:, part] / unit if many and begin is not None else begin,
+                    start=None if begin is None else (begin[:, part] if many else begin) / unit,
                     tolerance=tolerance,
                     scale=b.norm(dim=0),  # a right-hand side that is all mean leaves only rounding once projected
                     report=report,

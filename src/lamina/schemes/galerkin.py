@@ -29,10 +29,16 @@ def element_matrices(cut: CutSurface, diffusivity: Tensor | None = None) -> tupl
     2004). Constants have no stiffness, so integrals stay as they are.
     """
     plain = surface_stiffness(cut)
-    mass = consistent_mass(cut) + MASS_CORRECTION * cut.spacing**2 * plain
+    mass = mass_matrices(cut, stiffness=plain)
     stiffness = plain if diffusivity is None else surface_stiffness(cut, diffusivity)
     scale = _mean_diffusivity(cut, diffusivity)
     return stiffness + scale * (stabilisation(cut) + sliver_stiffness(cut)), mass
+
+
+def mass_matrices(cut: CutSurface, density: Tensor | None = None, stiffness: Tensor | None = None) -> Tensor:
+    """M (e, 8, 8) as in `element_matrices`, with a density (q,); stiffness: that with this diffusivity, if known."""
+    stiffness = surface_stiffness(cut, density) if stiffness is None else stiffness
+    return consistent_mass(cut, density) + MASS_CORRECTION * cut.spacing**2 * stiffness
 
 
 def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Tensor:

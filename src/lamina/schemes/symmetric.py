@@ -64,12 +64,14 @@ class Symmetric:
     @cached_property
     def mass_of_one(self) -> Tensor:
         """M 1, whose inner product with u is the integral of u."""
-        return self.mass_matrix @ torch.ones_like(self.levels[0].stiffness[: self.unknowns])
+        with torch.enable_grad():  # it is kept, whoever asks for it first
+            return self.mass_matrix @ torch.ones_like(self.levels[0].stiffness[: self.unknowns])
 
     @cached_property
     def area(self) -> Tensor:
         """Area (c,) of each component."""
-        return self._component_sums(self.mass_of_one)
+        with torch.enable_grad():
+            return self._component_sums(self.mass_of_one)
 
     def apply(self, u: Tensor) -> Tensor:
         return -(self.stiffness @ u)
@@ -100,7 +102,7 @@ class Symmetric:
         u = self.without_mean(result.solution)
         if moving:
             mean = self._component_sums(g) / (shift * column(self.area, g))
-            u = u - self._on_free(mean)[self.component]
+            u = u - self._everywhere(self._on_free(mean))
         return KrylovResult(u, result.iterations, result.residual, result.converged)
 
     def _conjugate_gradients(
@@ -120,10 +122,9 @@ class Symmetric:
             channels = channels.repeat_interleave(b.shape[1] // len(channels))
 
         def columns(b: Tensor, part: slice, unit: Tensor) -> KrylovResult:
-            begin, whole = start, size
-            if b.ndim > 1:
-                begin = None if start is None else start[:, part] / unit
-                whole = None if size is None else size[part] / unit
+            rows = (slice(None), part) if b.ndim > 1 else slice(None)
+            begin = None if start is None else start[rows] / unit
+            whole = None if size is None else (size[part] if b.ndim > 1 else size) / unit
             finest, cycle = self._cycle(c, None if channels is None else channels[part], many=b.ndim > 1)
             mean = self._unshifted[0].mean
             scale = b.norm(dim=0) if whole is None else whole
@@ -204,12 +205,16 @@ class Symmetric:
     def compatible(self, g: Tensor) -> Tensor:
         """g less what makes its sum on each free component zero, spread like a constant f."""
         mean = self._on_free(self._component_sums(g) / column(self.area, g))
-        return g - mean[self.component] * column(self.mass_of_one, g)
+        return g - self._everywhere(mean) * column(self.mass_of_one, g)
 
     def without_mean(self, u: Tensor) -> Tensor:
         """u less its mean on each free component."""
         sums = self._component_sums(column(self.mass_of_one, u) * u)
-        return u - self._on_free(sums / column(self.area, u))[self.component]
+        return u - self._everywhere(self._on_free(sums / column(self.area, u)))
+
+    def _everywhere(self, means: Tensor) -> Tensor:
+        """Means (c,) or (c, k) at the unknowns; those of one component as they are: that has quicker gradients."""
+        return means if self.component_count == 1 else means[self.component]
 
     def _on_free(self, means: Tensor) -> Tensor:
         return means if self.free is None else torch.where(column(self.free, means), means, 0)

@@ -25,7 +25,7 @@ from lamina.linear.components import column
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.schemes.base import Field
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.galerkin import consistent_mass, element_matrices, stabilisation, trilinear
+from lamina.schemes.galerkin import consistent_mass, element_matrices, mass_matrices, stabilisation, trilinear
 from lamina.schemes.hierarchy import build_levels
 from lamina.schemes.levelcut import cut_level_set
 from lamina.schemes.meshcut import cut_mesh
@@ -65,7 +65,7 @@ class Trace(Symmetric):
             K, self.smoother = K + self.boundary.matrix, RIM_SMOOTHER
             free[component[self.boundary.holds]] = False
         if screening is not None:
-            K = K + consistent_mass(cut, screening)
+            K = K + mass_matrices(cut, screening)
             free[component[cut.element[screening > 0]]] = False
         levels = build_levels(cut.elements, cut.spacing, K.detach(), M.detach())
         super().__init__(levels, int(levels[0].component.max()) + 1, free, self._tracked(K, M))
@@ -112,8 +112,9 @@ class Trace(Symmetric):
     @cached_property
     def _projection(self) -> tuple[Sparse, Tensor]:
         """M + dx^2 S, M consistent, and one over its diagonal."""
-        element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
-        pattern, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [element])
+        with torch.enable_grad():  # they are kept, whoever asks for them first
+            element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
+            pattern, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [element])
         constant = values.detach()
         return Sparse(pattern.matrix(constant), values if values.requires_grad else None), (
             1 / constant[pattern.diagonal]
