@@ -38,7 +38,7 @@ def trained(steps: int = 400) -> nn.Module:
         loss.backward()
         optimiser.step()
         schedule.step()
-    return network.double()
+    return network.double().requires_grad_(False)
 
 
 def main(folder: Path) -> dict[str, float]:
