@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
 
+import lamina
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-import messages  # noqa: E402
-
-import lamina  # noqa: E402
+sys.path.insert(0, str(HERE))  # messages.py lies beside this file, which Sphinx does not look at
+messages = importlib.import_module("messages")
 
 project = "lamina"
 author = "The lamina developers"

@@ -32,15 +32,15 @@ def intensity(domain: lamina.Domain) -> tuple[float, int]:
     optimiser = torch.optim.LBFGS([h], max_iter=20, tolerance_grad=1e-14, tolerance_change=1e-16)
     scale, calls = float(target.square().sum()), 0
 
-    def loss() -> Tensor:
+    def loss() -> float:
         nonlocal calls
         calls += 1
         optimiser.zero_grad()
         value = (temperature(h) - target).square().sum() / scale
         value.backward()
-        return value
+        return float(value.detach())
 
-    optimiser.step(loss)  # pyright: ignore[reportArgumentType]
+    optimiser.step(loss)
     return float(h.detach()), calls
 
 
@@ -53,14 +53,14 @@ def everywhere(domain: lamina.Domain) -> tuple[lamina.Solution, float]:
     optimiser = torch.optim.LBFGS([found], max_iter=60, history_size=20, tolerance_grad=0, tolerance_change=0)
     scale = float(target.square().mean())
 
-    def loss() -> Tensor:
+    def loss() -> float:
         optimiser.zero_grad()
         u = lamina.poisson(domain, found, screening=1.0, tolerance=1e-10).values
         value = (u - target).square().mean() / scale
         value.backward()
-        return value
+        return float(value.detach())
 
-    optimiser.step(loss)  # pyright: ignore[reportArgumentType]
+    optimiser.step(loss)
     source = found.detach()
     error = float((source - true).square().mean().sqrt() / true.square().mean().sqrt())
     return lamina.poisson(domain, source, screening=1.0), error

@@ -85,7 +85,9 @@ def main(folder: Path) -> dict[str, float]:
     train, test = domains[: FAMILIES * TRAINED], domains[FAMILIES * TRAINED :]
     network = Classifier()
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
-    before = network.blocks[0].heat.time.detach().clone()  # pyright: ignore
+    first = network.blocks[0]
+    assert isinstance(first, Block)
+    before = first.heat.time.detach().clone()
     losses, seconds = [], []
     for _ in range(15):
         start, total = time.perf_counter(), 0.0
@@ -105,7 +107,7 @@ def main(folder: Path) -> dict[str, float]:
     for _, domain in train:
         lamina.eigenmodes(domain, 64, tolerance=1e-3)
     spectral = time.perf_counter() - start
-    after = network.blocks[0].heat.time.detach()  # pyright: ignore
+    after = first.heat.time.detach()
     figures = {
         "first_loss": losses[0],
         "last_loss": losses[-1],

@@ -53,7 +53,7 @@ def main(folder: Path) -> dict[str, float]:
     optimiser = torch.optim.LBFGS([p], max_iter=40, line_search_fn="strong_wolfe", tolerance_change=1e-12)
     pictures, losses = [], []
 
-    def loss() -> Tensor:
+    def loss() -> float:
         optimiser.zero_grad()
         u = temperature(p)
         value = (u(sensors) - target).square().mean() / target.var()
@@ -62,9 +62,9 @@ def main(folder: Path) -> dict[str, float]:
         picture = folder / f"shape-{len(losses):02d}.png"
         u.plot(picture, size=(320, 240))
         pictures.append(picture)
-        return value
+        return float(value.detach())
 
-    optimiser.step(loss)  # pyright: ignore[reportArgumentType]
+    optimiser.step(loss)
     off = (p.detach() - p.new_tensor(TRUE)).abs().max()
     figures = {"off": float(off), "solves": float(len(losses)), "first_loss": losses[0], "last_loss": min(losses)}
     print([round(v, 5) for v in p.tolist()], figures)

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
@@ -19,11 +19,7 @@ FADING = np.stack([BALL[:, 0] * 0.5**i for i in range(3)])
 
 def frames(path):
     with Image.open(path) as image:
-        found = []
-        for i in range(image.n_frames):  # type: ignore[attr-defined]
-            image.seek(i)
-            found.append(np.asarray(image.convert("RGB")).astype(int))
-    return found
+        return [np.asarray(frame.convert("RGB")).astype(int) for frame in ImageSequence.Iterator(image)]
 
 
 def strength(picture):

@@ -23,8 +23,8 @@ def test_a_notebook_displays_the_page(made, monkeypatch):
     shown = []
     kernel = types.SimpleNamespace(kernel=object())
     ipython, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
-    ipython.get_ipython = lambda: kernel  # type: ignore[attr-defined]
-    display.display = shown.append  # type: ignore[attr-defined]
+    vars(ipython)["get_ipython"] = lambda: kernel
+    vars(display)["display"] = shown.append
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     browse.show(made, "ball")

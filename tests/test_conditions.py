@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 import lamina
+from hemisphere import KINDS, exact, flux, rhs
 from lamina import Dirichlet, Neumann, Points, Robin
 from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix, refine
-from lamina.gallery import hemisphere_poisson
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
 
@@ -41,17 +41,6 @@ def mesh_hemisphere(spacing: float) -> lamina.Domain:
 @cache
 def sphere(spacing: float) -> lamina.Domain:
     return lamina.Domain(lamina.Sphere(level=4), spacing, scheme="trace")
-
-
-PROBLEM = hemisphere_poisson()
-exact, rhs, flux = PROBLEM.solution, PROBLEM.rhs, PROBLEM.flux
-
-
-KINDS = {
-    "Dirichlet": Dirichlet("rim", exact),
-    "Neumann": Neumann("rim", flux),
-    "Robin": Robin("rim", lambda x: flux(x) + 2.5 * exact(x), 2.5),
-}
 
 
 def nmae(u: lamina.Solution, true, **options) -> float:

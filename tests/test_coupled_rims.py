@@ -7,11 +7,13 @@ import pytest
 import torch
 
 import lamina
+from hemisphere import KINDS, exact, rhs
 from lamina import Dirichlet, Neumann, Robin
-from lamina.gallery import hemisphere_poisson, surface_laplacian
+from lamina.gallery import surface_laplacian
 from lamina.metrics import errors
 from lamina.schemes.base import FLUX, FREE, VALUE
-from lamina.schemes.coupled import Coupled, CoupledLevel
+from lamina.schemes.coupled import Coupled
+from lamina.schemes.coupled_levels import CoupledLevel
 from lamina.schemes.ghosts import Ghosts, Rule
 from lamina.surfaces.icosphere import icosphere
 
@@ -37,17 +39,6 @@ def finest(domain: lamina.Domain) -> tuple[CoupledLevel, Ghosts]:
     level = domain.scheme.levels[0]
     assert level.ghosts is not None
     return level, level.ghosts
-
-
-PROBLEM = hemisphere_poisson()
-exact, rhs, flux = PROBLEM.solution, PROBLEM.rhs, PROBLEM.flux
-
-
-KINDS = {
-    "Dirichlet": Dirichlet("rim", exact),
-    "Neumann": Neumann("rim", flux),
-    "Robin": Robin("rim", lambda x: flux(x) + 2.5 * exact(x), 2.5),
-}
 
 
 def error(domain: lamina.Domain, kind: str) -> float:

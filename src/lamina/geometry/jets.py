@@ -13,14 +13,13 @@ polynomial fitting of osculating jets". Jets and feet have the gradients of the 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
-from lamina.linear.adjoint import FirstOrder
+from lamina.linear.adjoint import first_order
 
 MAX_ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # of one chunk's design matrix
 SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully
@@ -258,7 +257,7 @@ def _attached(target: Tensor, ab: Tensor, coefficients: Tensor, reach: Tensor, d
         determinant = torch.where(free, determinant, 1)
     ga, gb = ga - ga.detach(), gb - gb.detach()
     step = torch.stack([Hab * gb - Hbb * ga, Hab * ga - Haa * gb]) / determinant
-    return cast(Tensor, FirstOrder.apply(ab + torch.where(free, step, 0)))
+    return first_order(ab + torch.where(free, step, 0))
 
 
 def _nearest(target: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -> Tensor:

@@ -21,6 +21,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from lamina.errors import InputError
 from lamina.linear.assembly import rows_to_csr
 from lamina.linear.krylov import KrylovResult
 
@@ -50,7 +51,7 @@ class Sparse:
         tracked = u.requires_grad or (self.values is not None and self.values.requires_grad)
         if not transforming() and not (tracked and torch.is_grad_enabled()):
             return self.matrix @ u
-        return _Product.apply(self, self.values, u)  # pyright: ignore[reportReturnType]
+        return cast(Tensor, _Product.apply(self, self.values, u))
 
     def after(self, first: Sparse) -> Sparse:
         """This matrix times another one, neither with gradients in its entries."""
@@ -85,14 +86,15 @@ class _Transposed(Sparse):
     """The transpose, made when it is first multiplied with something."""
 
     def __init__(self, original: Sparse):
-        self.T, self.shape = original, torch.Size((original.shape[1], original.shape[0]))  # pyright: ignore
+        vars(self)["T"] = original
+        self.shape = torch.Size((original.shape[1], original.shape[0]))
 
     @cached_property
-    def matrix(self) -> Tensor:  # pyright: ignore
+    def matrix(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         return transposed(self.T.matrix)[0]
 
     @cached_property
-    def values(self) -> Tensor | None:  # pyright: ignore
+    def values(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         values = self.T.values
         return None if values is None else values[self._order]
 
@@ -144,6 +146,11 @@ def _matrix_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(crow.to(torch.int32), column.to(torch.int32), values, shape, check_invariants=False)
 
 
+def first_order(x: Tensor) -> Tensor:
+    """x, marked as what has a first derivative and no second: backward through backward is refused."""
+    return cast(Tensor, FirstOrder.apply(x))
+
+
 class FirstOrder(torch.autograd.Function):
     """Its argument, of which there is a first derivative and no second."""
 
@@ -154,7 +161,7 @@ class FirstOrder(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         if torch.is_grad_enabled() and gradients[0].requires_grad:
-            raise NotImplementedError(
+            raise InputError(
                 "Second derivatives with respect to a shape are not available; use create_graph=False, or hold the "
                 "surface fixed."
             )
@@ -212,9 +219,9 @@ class System:
 
 def solve(system: System, g: Tensor, size: Tensor | None = None) -> KrylovResult:
     """The solution of a system, with gradients to g (n,) or (n, k) and to the entries."""
-    u = _Solve.apply(system, g, size, *system.entries)
+    u = cast(Tensor, _Solve.apply(system, g, size, *system.entries))
     assert system.result is not None
-    return replace(system.result, solution=u)  # pyright: ignore[reportArgumentType]
+    return replace(system.result, solution=u)
 
 
 class _Solve(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch import Tensor
 from lamina.linear.adjoint import System, solve
 from lamina.linear.krylov import KrylovResult, fgmres
 from lamina.schemes.base import Report, Shift
-from lamina.schemes.coupled import PENALTY
+from lamina.schemes.coupled_levels import PENALTY
 from lamina.schemes.shell import Shell
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.triangles import dot, unit
-from lamina.linear.adjoint import FirstOrder
+from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
 from lamina.surfaces.zero_samples import sample_zero_set
@@ -148,7 +148,7 @@ class Implicit(Sampled):
         moved = torch.einsum("na,nac->nc", step, frame) + e[:, None] * normal
         tilt = torch.einsum("nac,nc->na", frame, turned) + torch.einsum("nac,nc->na", product, moved)
         turn = torch.einsum("na,nac->nc", tilt, frame)
-        return FirstOrder.apply(y + moved), FirstOrder.apply(normal + turn)  # pyright: ignore[reportReturnType]
+        return first_order(y + moved), first_order(normal + turn)
 
     def _feet(self, x: Tensor, guess: Tensor) -> ClosestPoints:
         with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_fundamental_forms
 from lamina.geometry.triangles import dot, unit, vertex_areas
-from lamina.linear.adjoint import FirstOrder
+from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
@@ -95,7 +95,7 @@ class SphericalMap(Sampled):
         hessian = torch.stack([torch.stack([h11, h12], 1), torch.stack([h12, h22], 1)], 1)
         moved = _on_sphere(s, frame, solve_two(hessian, g.detach() - g))
         points, normals = self.fn(moved), self._normals(moved)
-        return FirstOrder.apply(points), FirstOrder.apply(normals)  # pyright: ignore[reportReturnType]
+        return first_order(points), first_order(normals)
 
     def own_feet(self) -> ClosestPoints:
         """fn at fixed places of the sphere."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.geometry.triangles import dot, unit
-from lamina.linear.adjoint import FirstOrder
+from lamina.linear.adjoint import first_order
 
 ROOT_CELLS = 32  # cells along the longest side of the box in which the zero set is first looked for
 FURTHER_LEVELS = 3  # halvings beyond the spacing asked for, where parts are thinner than the cells
@@ -89,7 +89,7 @@ def settled_once_more(phi: Function, x: Tensor, along: Tensor) -> Tensor:
     slope = dot(gradient, along.detach())
     sound = slope.abs() > 1e-3 * (dot(gradient, gradient) * dot(along, along).detach()).sqrt()
     step = torch.where(sound, value / torch.where(sound, slope, 1), 0)
-    return FirstOrder.apply(x - step[:, None] * along.detach())  # pyright: ignore[reportReturnType]
+    return first_order(x - step[:, None] * along.detach())
 
 
 def derivative(gradient: Tensor, z: Tensor, direction: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from lamina.view.page import Page
 def show(page: Page, name: str) -> None:
     """Show a page in the running notebook; without one, write it to a temporary file and open the browser."""
     if in_notebook():
-        from IPython.display import display  # type: ignore[import-not-found]
+        display = importlib.import_module("IPython.display").display  # there, for a notebook is running
 
         display(page)
         return
