@@ -25,7 +25,8 @@ import torch
 from common import BENCHMARKS, Stopwatch, parser, record
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM, refine
+from lamina.baselines.fem import SurfaceFEM
+from lamina.baselines.reference import refine
 from lamina.gallery import hemisphere_poisson
 from lamina.metrics import errors
 

@@ -10,21 +10,17 @@ import contextlib
 import json
 import math
 import os
-import platform
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent
 RESULTS = BENCHMARKS / "results"
-PACKAGES = ("torch", "numpy", "scipy", "pyamg", "cholespy", "scikit-sparse")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -36,15 +32,17 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write folder/name.json: machine, versions, date and command beside the figures; whole or not at all."""
+    from lamina.reproduce.record import machine, now, plain, versions
+
     document = {
         "benchmark": name,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "command": shlex.join(["python", _shown(Path(sys.argv[0])), *sys.argv[1:]]),
         "machine": machine(),
         "versions": versions(),
         "figures": figures,
     }
-    return write(folder / f"{name}.json", json.dumps(_plain(document), indent=1) + "\n")
+    return write(folder / f"{name}.json", json.dumps(plain(document), indent=1) + "\n")
 
 
 def write(path: Path, text: str) -> Path:
@@ -61,44 +59,6 @@ def write(path: Path, text: str) -> Path:
             os.unlink(temporary)
         raise
     return path
-
-
-def machine() -> dict[str, Any]:
-    """CPU, cores, GPU, and how busy the machine was: a load above the threads in use spoils the times."""
-    import torch
-
-    found: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "platform": platform.platform(),
-        "load_average": [round(x, 2) for x in os.getloadavg()],
-        "threads": torch.get_num_threads(),
-        "gpu": None,
-    }
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        found["gpu"] = properties.name
-        found["gpu_memory_gb"] = round(properties.total_memory / 1e9, 1)
-    return found
-
-
-def versions() -> dict[str, str | None]:
-    import lamina
-
-    found: dict[str, str | None] = {"python": platform.python_version(), "lamina": lamina.__version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(BENCHMARKS), "describe", "--always", "--dirty"]
-        found["commit"] = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    import torch
-
-    found["cuda"] = torch.version.cuda
-    return found
 
 
 def synchronize(device: str) -> None:
@@ -219,26 +179,7 @@ def _resident(field: str) -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
 
 
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def _shown(script: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(script.resolve().relative_to(BENCHMARKS.parent))
     return str(script)
-
-
-def _plain(value: Any) -> Any:
-    """value with JSON's own types: infinities and NaN become null, floats keep six digits."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value

@@ -38,7 +38,7 @@ from common import BENCHMARKS, Stopwatch, parser, record, write
 
 import lamina
 from lamina.band import Band, band_radius
-from lamina.baselines.fem import reference_poisson
+from lamina.baselines.reference import reference_poisson
 from lamina.errors import InputError, SolveError
 from lamina.extension import geometry_for
 from lamina.extension.interpolation import Lines, interpolation_matrix

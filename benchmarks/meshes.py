@@ -110,7 +110,7 @@ def make_reference(path: Path) -> Row:
     """The reference for one file, from the cache or new: where it is and how good."""
     import numpy as np
 
-    from lamina.baselines.fem import reference_poisson
+    from lamina.baselines.reference import reference_poisson
     from lamina.errors import SolveError
 
     surface = load_scaled(path)

@@ -29,20 +29,20 @@ import torch
 from common import BENCHMARKS, in_turn, parser, record
 from numpy.typing import NDArray
 from representations import right_hand_side
-from scipy.ndimage import binary_dilation
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
 import lamina
 from lamina.baselines.fem import SurfaceFEM, mass_matrix
 from lamina.learn.sns import fit_from_surface, load_sns, save_sns
+from lamina.reproduce import isosurface
 from lamina.surfaces.base import Surface
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.implicit import Implicit
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
 CACHE = BENCHMARKS / ".cache"
-CELLS, COARSE = 256, 64
+CELLS = 256
 SMOOTH, ROUGH = 2e-3, 1e-2  # bars
 FIELDS: dict[str, tuple[str, dict[str, Any], float]] = {
     "SIREN three balls": ("siren_threeballs.npz", {}, SMOOTH),
@@ -86,70 +86,11 @@ class Mesh:
 
 
 def marching_cubes(surface: Implicit, cells: int, everywhere: bool = False) -> Mesh:
-    """The field's mesh on cells^3 cubes of its box; evaluated at all nodes, or near sign changes of 64^3 cells only."""
-    from skimage.measure import marching_cubes as extract
-
-    phi = _single(surface)
-    low, high = surface.box.numpy()
-    values = np.ones((cells + 1,) * 3, np.float32)
-    if everywhere:
-        nodes = np.indices(values.shape).reshape(3, -1).T
-        values = _values(phi, nodes, cells, low, high).reshape(values.shape)
-    else:
-        coarse = _values(phi, np.indices((COARSE + 1,) * 3).reshape(3, -1).T, COARSE, low, high)
-        inside = coarse.reshape((COARSE + 1,) * 3) < 0
-        corners = np.stack([inside[i : i + COARSE, j : j + COARSE, k : k + COARSE] for i, j, k in np.ndindex(2, 2, 2)])
-        near = binary_dilation(corners.any(0) & ~corners.all(0), np.ones((3, 3, 3)))
-        fine = cells // COARSE
-        values = np.where(np.kron(inside[:-1, :-1, :-1], np.ones((fine,) * 3, bool)), np.float32(-1), np.float32(1))
-        values = np.pad(values, ((0, 1),) * 3, mode="edge")
-        wanted = np.zeros(values.shape, bool)
-        for i, j, k in np.ndindex(fine + 1, fine + 1, fine + 1):
-            a, b, c = (np.argwhere(near) * fine + (i, j, k)).T
-            wanted[a, b, c] = True
-        values[wanted] = _values(phi, np.argwhere(wanted), cells, low, high)
-    V, F, _, _ = extract(values, 0.0)
-    return Mesh(low + (high - low) * V / cells, F.astype(np.int64))
+    return Mesh(*isosurface.marching_cubes(surface, cells, everywhere))
 
 
 def settled(mesh: Mesh, surface: Implicit, cells: int) -> Mesh:
-    """The mesh with its vertices moved along their edges of the grid to where phi vanishes, by bisection.
-
-    Marching cubes puts them where a function linear along the edge would. Where phi is flat near its zeros and steep
-    beyond, as some networks are, that is wrong by a third of a cell however small the cells, and the area too large.
-    """
-    low, high = surface.box
-    place = (torch.from_numpy(mesh.V) - low) / (high - low) * cells
-    axis = (place - place.round()).abs().argmax(1, keepdim=True)
-    ends = [place.scatter(1, axis, place.gather(1, axis).floor() + k) / cells * (high - low) + low for k in (0, 1)]
-
-    def negative(x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return torch.cat([surface.phi(part).reshape(-1) < 0 for part in x.split(2**12)])
-
-    below = negative(ends[0])
-    crossed = below != negative(ends[1])
-    for _ in range(20):
-        middle = 0.5 * (ends[0] + ends[1])
-        same = (negative(middle) == below)[:, None]
-        ends = [torch.where(same, middle, ends[0]), torch.where(same, ends[1], middle)]
-    moved = torch.where(crossed[:, None], 0.5 * (ends[0] + ends[1]), torch.from_numpy(mesh.V))
-    return Mesh(moved.numpy(), mesh.F)
-
-
-def _single(surface: Implicit) -> torch.nn.Module:
-    moved = surface.to(dtype=torch.float32)
-    assert isinstance(moved, Implicit)
-    assert isinstance(moved.phi, torch.nn.Module)
-    return moved.phi
-
-
-def _values(phi: torch.nn.Module, nodes: NDArray, cells: int, low: NDArray, high: NDArray) -> NDArray:
-    def at(rows: NDArray) -> torch.Tensor:
-        return phi(torch.from_numpy((low + (high - low) * rows / cells).astype(np.float32))).reshape(-1)
-
-    with torch.no_grad():
-        return torch.cat([at(rows) for rows in np.array_split(nodes, max(1, len(nodes) // 2**13))]).numpy()
+    return Mesh(isosurface.on_zero_set(mesh.V, surface, cells), mesh.F)
 
 
 def nrmse(u: Any, mesh: Mesh, exact: NDArray, most: int = 20_000) -> float:

@@ -23,7 +23,8 @@ import torch
 from common import BENCHMARKS, parser, record
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM, refine
+from lamina.baselines.fem import SurfaceFEM
+from lamina.baselines.reference import refine
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.lattice import Lattice
 from lamina.metrics import errors

@@ -17,7 +17,8 @@ from scipy.spatial.transform import Rotation
 import lamina
 from hemisphere import KINDS, exact, flux, rhs
 from lamina import Dirichlet, Neumann, Points, Robin
-from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix, refine
+from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix
+from lamina.baselines.reference import refine
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
 

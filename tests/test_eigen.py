@@ -11,7 +11,8 @@ from PIL import Image
 from scipy.sparse.linalg import eigsh
 
 import lamina
-from lamina.baselines.fem import cotangent_stiffness, mass_matrix, refine
+from lamina.baselines.fem import cotangent_stiffness, mass_matrix
+from lamina.baselines.reference import refine
 from lamina.linear.lobpcg import lobpcg
 from lamina.surfaces.icosphere import icosphere
 

@@ -5,13 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from lamina.baselines.fem import (
-    SurfaceFEM,
-    cotangent_stiffness,
-    mass_matrix,
-    reference_poisson,
-    refine,
-)
+from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix
+from lamina.baselines.reference import reference_poisson, refine
 from lamina.errors import InputError
 from lamina.gallery import sphere_poisson
 from lamina.metrics import errors
@@ -289,3 +284,69 @@ def test_values_held_nowhere_are_refused():
     fem = SurfaceFEM(np.eye(3), [[0, 1, 2]])
     with pytest.raises(InputError, match="held must be true at some of 3 vertices"):
         fem.dirichlet(np.zeros(3), np.zeros(3, dtype=bool), np.zeros(3))
+
+
+def disc(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The unit disc: a square of 2n x 2n cells, its shells pushed out to circles."""
+    V, F = grid(2 * n)
+    p = 2 * V[:, :2] - 1
+    square, radius = np.abs(p).max(1, keepdims=True), np.linalg.norm(p, axis=1, keepdims=True)
+    p = p * square / np.where(radius > 0, radius, 1)
+    return np.column_stack([p, np.zeros(len(p))]), F
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "half of the rim held"])
+def test_flux_through_the_rim_is_second_order(held: bool) -> None:
+    found = []
+    for n in (8, 16, 32):
+        V, F = disc(n)
+        x, y = V[:, 0], V[:, 1]
+        u, flux, fem = 2 * x**2 + x * y + x, 4 * x**2 + 2 * x * y + x, SurfaceFEM(V, F)
+        assert fem.rim.sum() == 8 * n
+        f = np.full(len(V), 4.0)
+        if held:
+            at = fem.dirichlet(f, fem.rim & (x <= 1e-9), u, flux=flux)
+            found.append(errors(at, u).nrmse)
+        else:
+            found.append(errors(fem.poisson(f, flux=flux), u, remove_mean=True).nrmse)
+    orders = np.log2(np.array(found[:-1]) / found[1:])
+    assert found[-1] < 1e-3
+    assert orders.min() > 1.7
+
+
+def test_robust_matrices_agree_on_good_meshes_and_keep_their_sign_on_bad_ones() -> None:
+    V, F = ico(3)
+    plain, robust = SurfaceFEM(V, F, lumped=True), SurfaceFEM(V, F, robust=True)
+    exact, f = on_sphere(V)
+    a, b = plain.poisson(f), robust.poisson(f)
+    assert errors(b, exact, remove_mean=True).nrmse < 1.1 * errors(a, exact, remove_mean=True).nrmse
+    V, F = bumpy()
+    off = SurfaceFEM(V, F, robust=True).stiffness.tocoo()
+    assert off.data[off.row != off.col].max() < 1e-8 < SurfaceFEM(V, F).stiffness.max()
+    plain_off = SurfaceFEM(V, F).stiffness.tocoo()
+    assert plain_off.data[plain_off.row != plain_off.col].max() > 0.05
+
+
+def test_robust_matrices_take_unused_vertices_and_edges_of_three_triangles() -> None:
+    V = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [5, 5, 5.0]])
+    F = np.array([[0, 1, 2], [0, 1, 3], [0, 1, 4]])
+    fem = SurfaceFEM(V, F, robust=True)
+    assert fem.areas.sum() == pytest.approx(1.5)
+    assert fem.areas[5] == 0
+    u = fem.poisson(np.array([0, 1.0, -1, 0, 0, 0]))
+    assert np.isfinite(u).all()
+    assert u[5] == 0
+    assert np.ptp(u) > 0
+
+
+def test_held_heat_settles_at_the_held_solution() -> None:
+    V, F = grid(16)
+    fem = SurfaceFEM(V, F)
+    value = V[:, 0] ** 2 - V[:, 1] ** 2
+    steady = fem.dirichlet(np.zeros(len(V)), fem.rim, value)
+    start = np.sin(9 * V[:, 0])
+    assert np.abs(fem.heat(start, 5.0, 60, held=fem.rim, values=value) - steady).max() < 1e-8
+    # sin(pi x) sin(pi y) decays with 2 pi^2 when the rim is held at zero.
+    mode = np.sin(np.pi * V[:, 0]) * np.sin(np.pi * V[:, 1])
+    after = fem.heat(mode, 0.05, 20, held=fem.rim)
+    assert after @ mode / (mode @ mode) == pytest.approx(np.exp(-(2 * np.pi**2) * 0.05), rel=0.01)

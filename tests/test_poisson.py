@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 import lamina
-from lamina.baselines.fem import reference_poisson
+from lamina.baselines.reference import reference_poisson
 from lamina.gallery import Problem, ellipsoid_poisson, sphere_poisson, torus_poisson
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere

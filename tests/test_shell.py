@@ -483,3 +483,27 @@ def test_rbf_readout_of_the_shell_is_the_rbf_matrix():
     feet = SPHERE.own_feet()
     u = random(scheme.unknowns)
     torch.testing.assert_close(scheme.readout(feet) @ u, rbf_matrix(scheme.band, feet.points, feet.component) @ u)
+
+
+def test_held_rims_in_explicit_steps_are_first_order() -> None:
+    """Hemisphere with u = x held on its rim: heat settles at u = x / (1 + z), which is harmonic."""
+    V, F = icosphere(5)
+    used, corner = torch.unique(F[(V[F][:, :, 2] > -1e-9).all(1)], return_inverse=True)
+    hemisphere = lamina.Mesh(V[used], corner)
+    found = []
+    for spacing in (0.2, 0.1):
+        domain = lamina.Domain(hemisphere, spacing, scheme="shell", show_progress=False)
+        u = lamina.heat(domain, 0.0, 4.0, lamina.Dirichlet("rim", lambda p: p[:, 0]), show_progress=False)
+        found.append(errors(u.values, domain.points[:, 0] / (1 + domain.points[:, 2])).nrmse)
+    assert found[1] < 0.03
+    assert found[1] < 0.65 * found[0]
+
+
+def test_explicit_steps_refuse_other_conditions() -> None:
+    message = "Explicit steps know Dirichlet conditions on rims alone"
+    half = lamina.Domain(lamina.clip(lamina.Sphere(), lambda p: p[:, 2]), 0.25, scheme="shell", show_progress=False)
+    with pytest.raises(lamina.InputError, match=message):
+        lamina.heat(half, 0.0, 0.1, lamina.Neumann("rim", 1.0))
+    whole = lamina.Domain(lamina.Sphere(), 0.25, scheme="shell", show_progress=False)
+    with pytest.raises(lamina.InputError, match=message):
+        lamina.heat(whole, 0.0, 0.1, lamina.Dirichlet("rim", 1.0))

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_array
 
 import lamina
-from lamina.baselines.fem import reference_poisson
+from lamina.baselines.reference import reference_poisson
 from lamina.gallery import sphere_poisson
 from lamina.geometry.cut import cut_triangles
 from lamina.geometry.triangles import triangle_areas

@@ -9,24 +9,17 @@ Nothing asks for a manifold: energies of triangles are added up, whatever number
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.csgraph import connected_components
-from scipy.sparse.linalg import splu
-from torch import Tensor
 
-from lamina.errors import InputError, SolveError
-from lamina.surfaces.icosphere import split_triangles
-
-Array = NDArray[np.float64]
-Solve = Callable[[Array], Array]
+from lamina.baselines.factor import Array, Solve, choose, factor
+from lamina.errors import InputError
 
 # Twice the area over the longest edge squared, below which a triangle is a line: coordinates hold 16 digits,
 # so what is left of the area at this size is their rounding.
@@ -45,7 +38,7 @@ class _Triangles:
 
 def cotangent_stiffness(V: ArrayLike, F: ArrayLike) -> sp.csr_array:
     """Stiffness matrix K (n, n) of vertices V (n, 3), triangles F (m, 3): symmetric, semi-definite."""
-    return _stiffness(_triangles(*_checked(V, F)))
+    return _stiffness(_triangles(*checked_mesh(V, F)))
 
 
 def mass_matrix(V: ArrayLike, F: ArrayLike, *, lumped: bool = False) -> sp.csr_array:
@@ -53,7 +46,7 @@ def mass_matrix(V: ArrayLike, F: ArrayLike, *, lumped: bool = False) -> sp.csr_a
 
     lumped: the diagonal matrix of its row sums, a third of the area around each vertex.
     """
-    return _mass(_triangles(*_checked(V, F)), lumped)
+    return _mass(_triangles(*checked_mesh(V, F)), lumped)
 
 
 class SurfaceFEM:
@@ -62,6 +55,10 @@ class SurfaceFEM:
     Triangles without area are left out. component (n,) numbers the parts that the others connect; a vertex
     that no triangle uses is a part of its own, and every solution is 0 there. areas (n,) are the integrals of
     the hat functions. lumped: whether M is replaced by the diagonal matrix of these.
+
+    robust: K and the lumped M of the intrinsic Delaunay triangulation of a tufted cover instead (Sharp and Crane, "A
+    Laplacian for nonmanifold triangle meshes", 2020; package robust_laplacian), for meshes of poor triangles: no
+    obtuse pair couples with the wrong sign. Where sheets meet it agrees with the sum over triangles.
 
     solver: "cholmod" (scikit-sparse), "cholespy", "pyamg" (CG with algebraic multigrid, to a residual of
     `tolerance` times the right-hand side), "splu" (scipy), or "auto": the first of cholmod, pyamg, splu
@@ -74,17 +71,29 @@ class SurfaceFEM:
         F: ArrayLike,
         *,
         lumped: bool = False,
+        robust: bool = False,
         solver: str = "auto",
         tolerance: float = 1e-8,
     ) -> None:
-        self.lumped, self.solver, self.tolerance = lumped, _choose(solver), tolerance
-        self._triangles = _triangles(*_checked(V, F))
-        self.stiffness = _stiffness(self._triangles)
-        self.areas = _vertex_areas(self._triangles)
+        self.lumped, self.solver, self.tolerance = lumped or robust, choose(solver), tolerance
+        vertices, faces = checked_mesh(V, F)
+        self._triangles = _triangles(vertices, faces)
+        if robust:
+            self.stiffness, self.areas = _tufted(vertices, faces)
+        else:
+            self.stiffness, self.areas = _stiffness(self._triangles), _vertex_areas(self._triangles)
+        self._rim_edge, self._rim_length = _rim(vertices, faces)
 
     @cached_property
     def mass(self) -> sp.csr_array:
-        return _mass(self._triangles, self.lumped)
+        return sp.diags_array(self.areas).tocsr() if self.lumped else _mass(self._triangles, False)
+
+    @cached_property
+    def rim(self) -> NDArray[np.bool_]:
+        """Whether each vertex (n,) is an end of an edge that only one triangle has."""
+        found = np.zeros(self._triangles.vertices, dtype=bool)
+        found[self._rim_edge] = True
+        return found
 
     @cached_property
     def component(self) -> NDArray[np.int32]:
@@ -107,44 +116,74 @@ class SurfaceFEM:
         """Factor, or build the multigrid hierarchy, now rather than in the first `poisson`."""
         _ = self._solve_grounded
 
-    def poisson(self, f: ArrayLike) -> Array:
-        """u (n,) with Lap u = f, of zero area-weighted mean on each component.
+    def rim_load(self, flux: ArrayLike) -> Array:
+        """int over the rim of flux phi_i: length/6 (2 flux_i + flux_j) added over edges, flux (n,) at the vertices."""
+        at = self._field("flux", flux)[self._rim_edge]
+        found = np.zeros(self._triangles.vertices)
+        np.add.at(found, self._rim_edge, self._rim_length[:, None] / 6 * (at + at.sum(1, keepdims=True)))
+        return found
 
-        f (n,): values at the vertices, of which the part with zero mean on each component is taken; the rest
-        has no solution. Rims are free: zero derivative across them.
+    def poisson(self, f: ArrayLike, *, flux: ArrayLike | None = None) -> Array:
+        """u (n,) with Lap u = f and du/dn = flux on the rims, of zero area-weighted mean on each component.
+
+        f (n,): values at the vertices, of which the part that agrees with the flux through the rims is taken on each
+        component; the rest has no solution. flux (n,): at the vertices, of which those on rims count; by default 0.
         """
-        f = self._field("f", f)
-        u = self._solve_grounded(self.load(self.mean(f) - f))
+        b = -self.load(self._field("f", f))
+        if flux is not None:
+            b = b + self.rim_load(flux)
+        area = np.bincount(self.component, self.areas)
+        u = self._solve_grounded(
+            b - self.areas * (np.bincount(self.component, b) / np.where(area > 0, area, 1))[self.component]
+        )
         return u - self.mean(u)
 
-    def dirichlet(self, f: ArrayLike, held: ArrayLike, values: ArrayLike) -> Array:
-        """u (n,) with Lap u = f and u = values where held (n,) is true; other rims are free."""
-        f, g, fixed = self._field("f", f), self._field("values", values), np.asarray(held, dtype=bool)
-        if fixed.shape != g.shape or not fixed.any():
-            raise InputError(f"held must be true at some of {len(g)} vertices, got shape {fixed.shape}.")
-        free = np.flatnonzero(~fixed & (self.areas > 0))
-        u = np.where(fixed, g, 0.0)
+    def dirichlet(self, f: ArrayLike, held: ArrayLike, values: ArrayLike, *, flux: ArrayLike | None = None) -> Array:
+        """u (n,) with Lap u = f and u = values where held (n,) is true; du/dn = flux on other rims, by default 0."""
+        f = self._field("f", f)
+        u, free = self._held(held, values)
         right = -self.load(f) - self.stiffness @ u
-        u[free] = _factor(sp.csr_array(self.stiffness[free][:, free]), self.solver, self.tolerance)(right[free])
+        if flux is not None:
+            right = right + self.rim_load(flux)
+        u[free] = factor(sp.csr_array(self.stiffness[free][:, free]), self.solver, self.tolerance)(right[free])
         return u
 
-    def heat(self, u0: ArrayLike, time: float, steps: int) -> Array:
+    def heat(
+        self, u0: ArrayLike, time: float, steps: int, *, held: ArrayLike | None = None, values: ArrayLike | None = None
+    ) -> Array:
         """u (n,) at `time` with du/dt = Lap u from u0 (n,), by `steps` equal steps of TR-BDF2.
 
-        Second order and L-stable. With g = 2 - sqrt 2 the trapezoidal stage to t + g dt and the BDF2 stage to
-        t + dt share the matrix M + (1 - 1/sqrt 2) dt K (Bank et al. 1985; Hosea and Shampine 1996).
+        Where held (n,) is true, u = values (n,) at all times; other rims are free. Second order and L-stable. With
+        g = 2 - sqrt 2 the trapezoidal stage to t + g dt and the BDF2 stage to t + dt share the matrix
+        M + (1 - 1/sqrt 2) dt K (Bank et al. 1985; Hosea and Shampine 1996).
         """
         u = self._field("u0", u0)
         if not (np.isfinite(time) and time >= 0 and steps >= 1):
             raise InputError(f"heat got time = {time} and steps = {steps}; expected time >= 0 and steps >= 1.")
+        if held is not None:
+            fixed, free = self._held(held, np.zeros_like(u) if values is None else values)
+        else:
+            fixed, free = np.zeros_like(u), self.areas > 0
+        u = np.where(free, u, fixed)
+        K, M = self.stiffness[free][:, free], self.mass[free][:, free]
+        # What is held does not move: its share of M du/dt is zero, and that of K u a constant.
+        pull = self.stiffness[free] @ np.where(free, 0, u)
         g = 2 - np.sqrt(2)
         shift = g / 2 * time / steps
-        unused = sp.diags_array((self.areas == 0).astype(float))
-        solve = _factor((self.mass + shift * self.stiffness + unused).tocsr(), self.solver, self.tolerance)
+        solve = factor(sp.csr_array(M + shift * K), self.solver, self.tolerance)
+        v = u[free]
         for _ in range(steps):
-            middle = solve(self.mass @ u - shift * (self.stiffness @ u))
-            u = solve(self.mass @ (middle - (1 - g) ** 2 * u) / (g * (2 - g)))
+            middle = solve(M @ v - shift * (K @ v + 2 * pull))
+            v = solve(M @ (middle - (1 - g) ** 2 * v) / (g * (2 - g)) - shift * pull)
+        u[free] = v
         return u
+
+    def _held(self, held: ArrayLike, values: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
+        """The values where they are held and 0 elsewhere (n,), and where to solve (n,)."""
+        g, fixed = self._field("values", values), np.asarray(held, dtype=bool)
+        if fixed.shape != g.shape or not fixed.any():
+            raise InputError(f"held must be true at some of {len(g)} vertices, got shape {fixed.shape}.")
+        return np.where(fixed, g, 0.0), ~fixed & (self.areas > 0)
 
     @cached_property
     def _solve_grounded(self) -> Solve:
@@ -158,7 +197,7 @@ class SurfaceFEM:
         first = np.zeros(self.component.max() + 1, dtype=np.int64)
         first[self.component[::-1]] = np.arange(len(diagonal))[::-1]  # the last to be written is the first vertex
         ground[first] = np.where(diagonal[first] > 0, diagonal[first], 1)
-        return _factor((self.stiffness + sp.diags_array(ground)).tocsr(), self.solver, self.tolerance)
+        return factor((self.stiffness + sp.diags_array(ground)).tocsr(), self.solver, self.tolerance)
 
     def _field(self, name: str, values: ArrayLike) -> Array:
         u = np.asarray(values, dtype=np.float64)
@@ -170,66 +209,7 @@ class SurfaceFEM:
         return u
 
 
-def refine(V: ArrayLike, F: ArrayLike) -> tuple[Array, NDArray[np.int64]]:
-    """Each triangle in four through its edge midpoints; the first n vertices stay those of V (n, 3)."""
-    vertices, faces = split_triangles(*(torch.from_numpy(a) for a in _checked(V, F)))
-    return vertices.numpy(), faces.numpy()
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A solution at the n original vertices, and how far it was taken."""
-
-    values: Array  # (n,)
-    change: float  # RMS of what the last refinement changed, over the range of the values
-    ratio: float  # of the last two changes: 4 where u is smooth, less where cone points slow it down
-    levels: int  # refinements made
-    vertices: int  # of the finest mesh
-    converged: bool  # whether change < tolerance
-
-
-def reference_poisson(
-    V: ArrayLike,
-    F: ArrayLike,
-    f: Callable[[Tensor], Tensor],
-    *,
-    tolerance: float = 1e-4,
-    max_vertices: int = 1_000_000,
-    extrapolate: bool = True,
-    solver: str = "auto",
-) -> Reference:
-    """Lap u = f on the polyhedron V, F itself: the mesh is refined until u at its vertices settles.
-
-    f maps points (k, 3), a float64 tensor, to values (k,). Refinement ends when it changes the values by less
-    than `tolerance` of their range (RMS), or when the next mesh would exceed max_vertices; `converged` says
-    which. extrapolate: the last change d is continued as a geometric series, u + d / (ratio - 1), which was
-    3 to 20 times more accurate on ten real meshes. Values have zero mean on each component, area-weighted
-    on the finest mesh.
-
-    Parts that share a vertex but no edge have no limit: the flux through that point grows like log(1/h).
-    """
-    V, F = _checked(V, F)
-    count, levels = len(V), 0
-    u, change, ratio = _poisson_values(V, F, f, solver), np.inf, 4.0
-    step = np.zeros_like(u)
-    # Closed meshes have 3/2 edges for a triangle, and every edge becomes a vertex.
-    while change >= tolerance and len(V) + 3 * len(F) // 2 <= max_vertices:
-        V, F = refine(V, F)
-        finer = _poisson_values(V, F, f, solver)[:count]
-        before, step, u, levels = change, finer - u, finer, levels + 1
-        change = float(np.sqrt(np.mean(step**2)) / np.ptp(u))
-        if levels > 1:
-            ratio = before / change
-    if extrapolate:
-        u = u + step / (min(max(ratio, 2.0), 4.0) - 1)
-    return Reference(u, change, ratio, levels, len(V), change < tolerance)
-
-
-def _poisson_values(V: Array, F: NDArray[np.int64], f: Callable[[Tensor], Tensor], solver: str) -> Array:
-    return SurfaceFEM(V, F, solver=solver).poisson(f(torch.from_numpy(V)).detach().cpu())
-
-
-def _checked(V: ArrayLike, F: ArrayLike) -> tuple[Array, NDArray[np.int64]]:
+def checked_mesh(V: ArrayLike, F: ArrayLike) -> tuple[Array, NDArray[np.int64]]:
     vertices = np.ascontiguousarray(V, dtype=np.float64)
     faces = np.ascontiguousarray(F)
     if vertices.ndim != 2 or vertices.shape[1] != 3 or not np.isfinite(vertices).all():
@@ -293,82 +273,24 @@ def _mass(triangles: _Triangles, lumped: bool) -> sp.csr_array:
     return (_edges(triangles, twelfth) + sp.diags_array(areas / 2)).tocsr()
 
 
-_PACKAGE = {"cholmod": "sksparse", "cholespy": "cholespy", "pyamg": "pyamg", "splu": "scipy"}
+def _rim(V: Array, F: NDArray[np.int64]) -> tuple[NDArray[np.int64], Array]:
+    """Ends (r, 2) and lengths (r,) of the edges that only one triangle has."""
+    edges = np.sort(np.concatenate([F[:, [0, 1]], F[:, [1, 2]], F[:, [2, 0]]]), 1)
+    _, first, count = np.unique(edges[:, 0] * len(V) + edges[:, 1], return_index=True, return_counts=True)
+    rim = edges[first[count == 1]]
+    return rim, np.linalg.norm(V[rim[:, 0]] - V[rim[:, 1]], axis=1)
 
 
-def _choose(solver: str) -> str:
-    if solver == "auto":
-        return next(s for s in ("cholmod", "pyamg", "splu") if find_spec(_PACKAGE[s]))
-    if solver not in _PACKAGE:
-        raise InputError(f"solver is {solver!r}; expected auto, {', '.join(_PACKAGE)}.")
-    if not find_spec(_PACKAGE[solver]):
-        raise InputError(f"solver {solver!r} needs the package {_PACKAGE[solver]}; install it or use 'auto'.")
-    return solver
+def _tufted(V: Array, F: NDArray[np.int64]) -> tuple[sp.csr_array, Array]:
+    """Stiffness (n, n) and lumped mass (n,) by robust_laplacian, zero at vertices that no triangle uses."""
+    if not find_spec("robust_laplacian"):
+        raise InputError("robust=True needs the package robust_laplacian; pip install robust_laplacian.")
+    from robust_laplacian import mesh_laplacian  # pyright: ignore[reportMissingImports]
 
-
-def _factor(A: sp.csr_array, solver: str, tolerance: float) -> Solve:
-    """The map b -> A^-1 b for a symmetric positive definite matrix."""
-    if solver == "pyamg":
-        return _pyamg(A, tolerance)
-    return {"cholmod": _cholmod, "cholespy": _cholespy, "splu": _splu}[solver](A.tocsc())
-
-
-def _cholmod(A: sp.csc_array) -> Solve:
-    # AMD with supernodes was the fastest of five orderings on an icosphere of 163,842 vertices.
-    from sksparse import cholmod  # pyright: ignore[reportMissingImports]
-
-    if hasattr(cholmod, "cho_factor"):  # scikit-sparse 0.5
-        return cholmod.cho_factor(A, order="amd", supernodal_mode="supernodal").solve
-    return cholmod.cholesky(A, ordering_method="amd", mode="supernodal")
-
-
-def _cholespy(A: sp.csc_array) -> Solve:
-    from cholespy import CholeskySolverD, MatrixType  # pyright: ignore
-
-    factor = CholeskySolverD(len(A.indptr) - 1, A.indptr, A.indices, A.data, MatrixType.CSC)
-
-    def solve(b: Array) -> Array:
-        x = np.zeros_like(b)
-        factor.solve(np.ascontiguousarray(b), x)
-        return x
-
-    return solve
-
-
-def _splu(A: sp.csc_array) -> Solve:
-    return splu(A, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}).solve
-
-
-def _pyamg(A: sp.csr_array, tolerance: float) -> Solve:
-    """CG with classical algebraic multigrid (Ruge and Stuben 1987; Bell et al., PyAMG, JOSS 2023)."""
-    import pyamg
-
-    # Of 30 systems from 22 real meshes all but one were solved fastest, or as fast, with these settings and
-    # not with smoothed aggregation. Only negative entries count as strong (norm "min"): obtuse angles make
-    # positive ones, and counting those too took four times the iterations or more where triangles are thin.
-    hierarchy = pyamg.ruge_stuben_solver(
-        A,
-        strength=("classical", {"theta": 0.25, "norm": "min"}),
-        presmoother=("gauss_seidel", {"sweep": "forward"}),
-        postsmoother=("gauss_seidel", {"sweep": "backward"}),
-        max_coarse=100,
-    )
-
-    def iterate(b: Array, reduction: float) -> tuple[Array, int]:
-        x, info = hierarchy.solve(b, tol=reduction, accel="cg", maxiter=300, return_info=True)
-        return x, info
-
-    def solve(b: Array) -> Array:
-        x, info = iterate(b, tolerance)
-        if info != 0:  # the large cotangents of thin triangles round to more than the tolerance: ask for less
-            floor = 16 * np.finfo(float).eps * np.linalg.norm(abs(A) @ abs(x)) / np.linalg.norm(b)
-            x, info = iterate(b, max(tolerance, float(floor)))
-        if info != 0:
-            residual = np.linalg.norm(b - A @ x) / np.linalg.norm(b)
-            raise SolveError(
-                f"AMG-CG ended with a residual of {residual:.1e} instead of {tolerance:.1e}; "
-                "use a direct solver (cholmod, cholespy, splu) or a larger tolerance."
-            )
-        return x
-
-    return solve
+    used, corner = np.unique(F, return_inverse=True)
+    K, M = mesh_laplacian(V[used], corner.reshape(F.shape))
+    K, own = sp.coo_array(K), used.astype(np.int32)
+    stiffness = sp.coo_array((K.data, (own[K.row], own[K.col])), shape=(len(V), len(V))).tocsr()
+    areas = np.zeros(len(V))
+    areas[used] = M.diagonal()
+    return stiffness, areas

@@ -1,4 +1,4 @@
-"""The command line: lamina solve, view, info, fit, train, doctor."""
+"""The command line: lamina solve, view, info, fit, train, reproduce, doctor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from lamina.cli.doctor import doctor
 from lamina.cli.learn import fit, train
+from lamina.cli.reproduce import reproduce
 from lamina.cli.solve import info, sampled, solve
 from lamina.cli.view import view
 from lamina.errors import InputError, SolveError
@@ -35,6 +36,7 @@ app.command(short_help="Look at a solution in the browser.")(view)
 app.command(short_help="Say what a surface is, and which grid suits it.")(info)
 app.add_typer(fit, name="fit")
 app.command(short_help="Train the network of an extension operator.")(train)
+app.command(short_help="Run the tables of the paper anew.")(reproduce)
 app.command(short_help="Versions, devices, and a self-test of ten seconds.")(doctor)
 
 

@@ -118,7 +118,7 @@ def _on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) ->
         if ghosts is None:
             rules.append(None)
             continue
-        condition = _at_places(domain, ghosts.rim, conditions, strict=not rules)
+        condition = at_places(domain, ghosts.rim, conditions, strict=not rules)
         kind, robin = _kinds(domain, conditions, condition, ghosts.rim)
         if not rules:
             finest = condition
@@ -129,7 +129,7 @@ def _on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) ->
         raise InputError(f"{called(conditions[0], 0)} holds on the rim, and the surface has none; give a curve on it.")
     new = scheme.following(rules, held)
 
-    given = partial(_values, domain, conditions, finest, ghosts.rim)
+    given = partial(values_at, domain, conditions, finest, ghosts.rim)
     load = _steady(lambda time: new.boundary_load(given(time)), conditions)
     return Posed(domain.with_scheme(new), new, load, lambda u: new.with_ghosts(u, given(0.0)))
 
@@ -145,7 +145,7 @@ def _kinds(domain: Domain, conditions: list[Condition], condition: Tensor, place
     return kind, robin
 
 
-def _values(domain: Domain, conditions: list[Condition], condition: Tensor, places: Tensor, time: float) -> Tensor:
+def values_at(domain: Domain, conditions: list[Condition], condition: Tensor, places: Tensor, time: float) -> Tensor:
     """Values (n,) at places (n, 3) of the conditions with these numbers (n,), zero for none."""
     g = torch.zeros_like(places[:, 0])
     for number, c in enumerate(conditions):
@@ -154,7 +154,7 @@ def _values(domain: Domain, conditions: list[Condition], condition: Tensor, plac
     return g
 
 
-def _at_places(domain: Domain, places: Tensor, conditions: list[Condition], strict: bool) -> Tensor:
+def at_places(domain: Domain, places: Tensor, conditions: list[Condition], strict: bool) -> Tensor:
     """Number (n,) of the condition that holds at places (n, 3) on rims, -1 for none; strict: refuse bad ones."""
     found = torch.full_like(places[:, 0], -1, dtype=torch.int64)
     for number, c in enumerate(conditions):
@@ -205,7 +205,7 @@ def _on_trace(
     trace = Trace(cut, coefficient, ask, reaction)
     boundary = trace.boundary
     assert boundary is not None
-    given = partial(_values, domain, conditions, boundary.condition, boundary.points)
+    given = partial(values_at, domain, conditions, boundary.condition, boundary.points)
     load = _steady(lambda time: trace.boundary_load(given(time)), conditions)
     return Posed(domain.with_scheme(trace), trace, load)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.pde.boundary import posed, with_source
+from lamina.pde.clamp import clamp
 from lamina.pde.conditions import Condition, Value
 from lamina.pde.integrators import explicit_euler, tr_bdf2
 from lamina.pde.poisson import default_tolerance
@@ -46,7 +47,8 @@ def heat(
     which to keep snapshots; the last moment is always kept. method: "tr-bdf2", the default, second order and L-stable,
     with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
     `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
-    shell scheme, which extends the field anew after every step. The solution has gradients as that of `poisson`;
+    shell scheme, which extends the field anew after every step, and knows no conditions but Dirichlet's on rims. The
+    solution has gradients as that of `poisson`;
     checkpoint: keep only every few steps for them, and take the steps between anew where they are needed.
 
     frames: keep so many more states, equally spaced, to animate: the first is the initial one, at time 0.
@@ -67,6 +69,9 @@ def heat(
     if not 0 < accuracy < 1:
         raise InputError(f"accuracy must lie between 0 and 1, got {accuracy!r}.")
     start = clock.perf_counter()
+    hold = None
+    if method == "euler" and domain.scheme.name == "shell":
+        hold, conditions = clamp(domain, conditions), None
     problem = posed(domain, conditions, diffusivity)
     if problem.load is not None and method == "euler":
         raise InputError('Explicit steps know no boundary conditions; use method="tr-bdf2".')
@@ -77,7 +82,7 @@ def heat(
     u = problem.started(scheme.sample(domain.field(u0, "the initial state")))
     with progress("heat", show_progress) as update:
         if method == "euler":
-            run = explicit_euler(scheme, u, moments, steps, update)
+            run = explicit_euler(scheme, u, moments, steps, update, hold)
         else:
             tolerance = default_tolerance(domain, tolerance)
             run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, load, checkpoint)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.errors import SolveError
+from lamina.pde.clamp import Clamp
 from lamina.pde.poisson import check_convergence
 from lamina.schemes.base import Scheme
 
@@ -172,20 +173,31 @@ def _filtered(scheme: Scheme, error: Tensor, dt: float, tolerance: float, run: R
 
 
 def explicit_euler(
-    scheme: Scheme, u: Tensor, moments: list[float], steps: int | None, update: Callable[[float, str], None]
+    scheme: Scheme,
+    u: Tensor,
+    moments: list[float],
+    steps: int | None,
+    update: Callable[[float, str], None],
+    hold: Clamp | None = None,
 ) -> Run:
-    """u <- E (u + dt L u), the explicit closest point iteration, with dt = 0.1 dx^2 unless steps are given."""
+    """u <- E (u + dt L u), the explicit closest point iteration, with dt = 0.1 dx^2 unless steps are given.
+
+    hold: what holds values, in steps of its own.
+    """
     run = Run([], [])
     t, end = 0.0, moments[-1]
-    start = scheme.norm(u)
+    if hold is not None:
+        u = hold(u, 0.0)
+    start = scheme.norm(u if hold is None else u.abs().max().expand_as(u))
     dt_most = 0.1 * scheme.spacing**2 if steps is None else end / steps
     for moment in moments:
         count = max(1, math.ceil((moment - t) / dt_most - 1e-9))
         dt = (moment - t) / count
-        for _ in range(count):
-            u = scheme.explicit_step(u, dt)
+        for i in range(count):
+            now = t + i * dt
+            u = scheme.explicit_step(u, dt) if hold is None else hold.step(u, dt, now)
             run.steps += 1
-            update((t + (_ + 1) * dt) / end, f"{run.steps} steps")
+            update((now + dt) / end, f"{run.steps} steps")
         t = moment
         # Diffusion never grows a field; a little room for the rounding of a steady one.
         if not scheme.norm(u) <= 1.01 * start:

@@ -109,9 +109,14 @@ class Shell(Symmetric):
     def sample(self, u: Field) -> Tensor:
         return u(self.places)
 
-    def explicit_step(self, u: Tensor, dt: float) -> Tensor:
-        """(I + dt L) E u; the field that is left is constant along normals only up to the step."""
+    def explicit_step(self, u: Tensor, dt: float, hold: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """(I + dt L) E u; the field that is left is constant along normals only up to the step.
+
+        hold: what is set in E u before L takes it.
+        """
         u = self.extension @ u
+        if hold is not None:
+            u = hold(u)
         return torch.add(u, self.apply(u), alpha=dt)
 
     def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from lamina.errors import InputError
 from lamina.export import atomic_write
 
 Curve = tuple[Sequence[float], Sequence[float]]  # x and y
-COLOURS = ((63, 89, 176), (211, 84, 63), (47, 134, 109), (143, 19, 48), (120, 120, 128))
+COLOURS = ((63, 89, 176), (211, 84, 63), (47, 134, 109), (143, 19, 48), (120, 120, 128), (196, 140, 30))
 _INK, _FAINT, _GRID = (52, 54, 60), (120, 122, 130), (228, 229, 233)
 _FINE = 3  # drawn so many times as large, for smooth lines
 
@@ -33,8 +33,11 @@ def plot_convergence(
     orders: Sequence[int] = (2, 4),
     title: str = "error",
 ) -> Path:
-    """Write a PNG of errors over spacings, one curve for each name, with grey lines of the slopes `orders`."""
-    curves: dict[str, Curve] = {name: (list(spacings), list(e)) for name, e in errors.items()}
+    """Write a PNG of errors over spacings, one curve for each name, with grey lines of the slopes `orders`.
+
+    A curve with fewer errors has those of the first spacings.
+    """
+    curves: dict[str, Curve] = {name: (list(spacings)[: len(e)], list(e)) for name, e in errors.items()}
     guides: dict[str, Curve] = {}
     if len(spacings) > 1:
         coarse, fine = max(spacings), min(spacings)
