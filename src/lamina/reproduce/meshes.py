@@ -18,7 +18,8 @@ from lamina.reproduce import paper
 from lamina.reproduce.base import Row, Setting, Table, averaged
 from lamina.reproduce.gino import gino_rows
 from lamina.reproduce.methods import LABELS, SPACING, Shape, label, poisson_row, read, shape_of
-from lamina.surfaces.files import load
+from lamina.surfaces.icosphere import icosphere
+from lamina.surfaces.mesh import Mesh
 from lamina.view.camera import View, upright_axis
 from lamina.view.render import render
 
@@ -68,7 +69,7 @@ def compared(
     """
     made = []
     runs = [(method, SPACING) for method in methods] + [("trace", h) for h in fine]
-    for method, spacing in [(m, 4 * h) for m, h in runs[: len(methods)]] if setting.quick else runs:
+    for method, spacing in [(m, 5 * h) for m, h in runs[: len(methods)]] if setting.quick else runs:
         surface = shape.cloud() if method in ("attention", "neural") else shape.mesh()
         row = poisson_row(
             method, surface, f, exact.values, setting, case=case, spacing=spacing, component=shape.component, keep=keep
@@ -80,14 +81,10 @@ def compared(
 
 
 def stand_in() -> Shape:
-    """A mesh made by code, for the quick form: the Star Fruit with 642 vertices."""
-    from lamina.surfaces.icosphere import icosphere
-    from lamina.surfaces.mesh import Mesh
-
-    surface = load("starfruit")
+    """A mesh made by code, for the quick form: a bumpy ball of 642 vertices."""
     V, F = icosphere(3)
-    feet = surface.closest_points(V * surface.points.norm(dim=1).max())
-    return shape_of(Mesh(feet.points, F), "starfruit")
+    radius = 1 + 0.15 * torch.sin(3 * V[:, :1]) * torch.cos(2 * V[:, 1:2]) + 0.1 * V[:, 2:]
+    return shape_of(Mesh(radius * V, F), "bumpy ball")
 
 
 METHODS = ("attention", "neural", "coupled", "trace", "fem", "cpm")  # coupled on a mesh is the textbook's CPM

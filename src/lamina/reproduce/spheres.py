@@ -22,6 +22,7 @@ from lamina.reproduce.samplings import SAMPLINGS, fibonacci, sphere_shape
 RESOLUTIONS = {"coarse": 100, "medium": 1_000, "fine": 10_000, "very fine": 100_000}
 METHODS = ("attention", "neural", "coupled", "trace", "fem", "cpm", "cpm-coupled")
 EXACT = problem()
+QUICK = 0.25  # spacing of the quick form
 
 
 def poisson_rows(setting: Setting) -> list[Row]:
@@ -31,13 +32,14 @@ def poisson_rows(setting: Setting) -> list[Row]:
         if setting.quick and count > 1000:
             continue
         shape = sphere_shape(fibonacci(count), "sphere")
-        for method in METHODS:
-            made.append(_poisson(method, shape, setting, case, 0.2 if setting.quick else SPACING))
+        made += [_poisson(method, shape, setting, case, QUICK if setting.quick else SPACING) for method in METHODS]
     return made
 
 
 def warm_up(setting: Setting) -> None:
     """Every method once on something small, so that no time has the loading of a library in it."""
+    if setting.quick:
+        return
     shape = sphere_shape(fibonacci(300), "sphere")
     for method in METHODS:
         _poisson(method, shape, setting, "warming up", 0.3)
@@ -77,7 +79,7 @@ def heat_rows(setting: Setting) -> list[Row]:
                 surface = shape.mesh() if method == "fem" else shape.cloud()
                 try:
                     answer = solve.heat(
-                        method, surface, EXACT.solution, time, spacing=0.2 if setting.quick else SPACING,
+                        method, surface, EXACT.solution, time, spacing=QUICK if setting.quick else SPACING,
                         device=setting.device,
                     )  # fmt: skip
                 except (InputError, SolveError) as error:
@@ -114,9 +116,9 @@ def variation_rows(setting: Setting) -> list[Row]:
 def sampling_rows(setting: Setting) -> list[Row]:
     """1500 vertices in four patterns; mean and standard deviation over seeds, the regular one having none."""
     cases = ["regular", *SAMPLINGS]
-    count, spacing = (300, 0.2) if setting.quick else (1500, SPACING)
+    count, spacing = (300, QUICK) if setting.quick else (1500, SPACING)
     runs: list[Row] = []
-    for case in cases:
+    for case in cases[:2] if setting.quick else cases:
         seeds = 1 if case == "regular" or setting.quick else setting.seeds
         for seed in range(seeds):
             points = fibonacci(count) if case == "regular" else SAMPLINGS[case](count, seed)
@@ -156,7 +158,7 @@ def convergence_rows(setting: Setting) -> list[Row]:
     """NMAE over the spacing, from 10,000 samples; of FEM on meshes with edges of about that length."""
     made: list[Row] = []
     shape = sphere_shape(fibonacci(1000 if setting.quick else 10_000), "sphere")
-    for spacing in (0.2, 0.1) if setting.quick else (0.2, 0.1, 0.05, 0.025):
+    for spacing in (0.3, 0.15) if setting.quick else (0.2, 0.1, 0.05, 0.025):
         for method in ("cpm", "cpm-coupled", "coupled", "trace", *(() if spacing < 0.05 else ("attention",))):
             made += [_poisson(method, shape, setting, f"{spacing:g}", spacing) | {"spacing": spacing}]
         polyhedron = sphere_shape(fibonacci(int(4 * math.pi / (0.87 * spacing**2))), "sphere")
