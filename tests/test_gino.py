@@ -148,3 +148,11 @@ def test_bad_input_is_refused_in_words(gino, shape, tmp_path):
     zero = Example(shape.points, shape.areas, shape.points[:, 0], 0 * shape.areas, torch.zeros(8, 8, 8))
     with pytest.raises(lamina.InputError, match="constant or not finite"):
         train_gino([zero], TINY, steps=1)
+
+
+def test_training_that_diverges_says_so(shape):
+    pytest.importorskip("neuralop")
+    f = field(shape.points)
+    example = Example(shape.points, shape.areas, f, f, torch.full((8, 8, 8), float("nan")))
+    with pytest.raises(lamina.SolveError, match="training diverged; lower the rate"):
+        train_gino([example], TINY, steps=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lamina.baselines.gino import GINO, GINOConfig, Shape, normalised
 from lamina.device import available
-from lamina.errors import InputError
+from lamina.errors import InputError, SolveError
 from lamina.learn.schedule import warm_cosine
 
 CLIP = 1.0  # largest norm of a gradient
@@ -47,7 +48,7 @@ def train_gino(
     Ends after `steps` or `seconds`, whichever is first; the step size rises to `rate` over the first twentieth and
     falls to nothing by a cosine. Start and order are those of the seed; sums over neighbours on a GPU are not in a
     fixed order, so that runs there differ in rounding. report(step, {"loss", "rate", "seconds"}): every 50 steps and
-    at the end, with the mean loss since the last.
+    at the end, with the mean loss since the last. Raises SolveError when the loss is no longer finite.
     """
     if not examples or (steps is None and seconds is None):
         raise InputError(
@@ -75,12 +76,12 @@ def train_gino(
         torch.nn.utils.clip_grad_norm_(gino.parameters(), CLIP, foreach=False)
         adam.step()
         total, since, step = total + loss.detach(), since + 1, step + 1
-        if since == LOG_EVERY:
-            mean = float(total) / since  # waits for the device, so that the clock is right
         elapsed = perf_counter() - start
         done = max(step / steps if steps else 0.0, elapsed / seconds if seconds else 0.0)
         if since == LOG_EVERY or done >= 1:
             mean = float(total) / since
+            if not math.isfinite(mean):
+                raise SolveError(f"the loss was {mean} at step {step}: training diverged; lower the rate, {rate:g}.")
             if report is not None:
                 report(step, {"loss": mean, "rate": adam.param_groups[0]["lr"], "seconds": perf_counter() - start})
             total, since = torch.zeros_like(total), 0
