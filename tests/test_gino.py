@@ -82,12 +82,9 @@ def test_solutions_have_zero_mean_and_scale_with_f(gino, shape):
     u = gino.poisson(shape, field)
     assert u.dtype == shape.points.dtype
     assert abs(float((shape.areas * u).sum())) < 1e-12 * float(u.abs().max() * shape.areas.sum())
-    again = gino.poisson(shape, -2 * field(shape.points) + 5)
     assert float(u.abs().max()) > 1e-3
-    # The network itself is not odd; twice the field with another constant is what it must follow.
     torch.testing.assert_close(gino.poisson(shape, 2 * field(shape.points) + 5), 2 * u, rtol=0, atol=1e-5)
-    assert not torch.allclose(again, -2 * u, atol=1e-5)
-    assert not gino.poisson(shape, torch.full((len(shape.points),), 3.0)).abs().max() > 1e-5
+    assert float(gino.poisson(shape, torch.full((len(shape.points),), 3.0)).abs().max()) < 1e-5
 
 
 def test_permuted_samples_permute_the_answer(gino, shape):
