@@ -92,7 +92,7 @@ def add_shape(
     arrays: dict[str, np.ndarray], letter: str, path: Path, config: GINOConfig, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     import lamina
-    from lamina.baselines.fem import reference_poisson
+    from lamina.baselines.reference import reference_poisson
     from lamina.baselines.refinement import split_long_edges
 
     loaded = lamina.load(path)
