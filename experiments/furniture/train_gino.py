@@ -346,7 +346,6 @@ def collect(arguments: argparse.Namespace, work: Path, ended: dict[str, int]) ->
             shown = {k: f"{v:.2e}" for k, v in networks[name]["nrmse"].items()}
             print(name, networks[name]["steps"], "steps,", f"{np.mean(networks[name]['nrmse_training']):.2e}", shown)
     np.savez_compressed(arguments.out / "gino_predictions.npz", **predictions)
-    common.PACKAGES = (*common.PACKAGES, "neuraloperator", "tensorly", "tensorly-torch")
     figures = {
         "note": NOTE,
         "config": {**vars(GINOConfig(**json.loads(arguments.config)))},

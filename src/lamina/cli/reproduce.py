@@ -28,7 +28,7 @@ def reproduce(
 ) -> None:
     """Run a table of the CVPR 2026 paper anew, the paper's numbers beside ours; all: every one, and a page of them."""
     from lamina.progress import progress
-    from lamina.reproduce import TABLES, run
+    from lamina.reproduce.registry import TABLES, run
     from lamina.reproduce.base import Setting
     from lamina.reproduce.report import page
     from lamina.reproduce.tables import markdown
