@@ -199,7 +199,7 @@ class _Flood:
         far, near = (v.reshape(len(missing), -1) for v in self.tree.query(self.points[centre], self.k))
         if (away <= NEARLY * far[:, -1]).all():
             near[:, -1] = missing
-            self.centres.extend(int(c) for c in centre)
+            self.centres.extend(np.atleast_1d(centre).tolist())
             self.nodes.extend(near)
             self.covered[missing] = True
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class Plan:
     width: int = 64
     surfaces: tuple[str, ...] = ("sphere", "starfruit")
     training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(steps=2000, batch=64, warm_up=200, validate_every=2000)
+        default_factory=lambda: TrainingConfig(steps=1500, batch=64, warm_up=150, validate_every=1500)
     )
 
 
@@ -93,7 +94,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Control:
-    """The same problems without a network. scheme: "trace", or "shell" with the exact extension and this eps / dx."""
+    """The same problems without a trained network.
+
+    scheme: "trace", or "shell" with the exact extension and this eps / dx: closest points from jets that are fitted to
+    the samples; or "untrained", the shell with the base network as it is before its first step.
+    """
 
     scheme: str
     radius: float | None = None
@@ -113,22 +118,30 @@ def measure(job: Variant | Control, plan: Plan, device: str, report: Report = la
     Where a surface cannot be solved, it has a "note" in place of figures. Raises whatever `report` raises.
     """
     found: Row = {"name": job.name}
-    if isinstance(job, Control):
-        for name in plan.surfaces:
-            options = {} if job.radius is None else {"extension": "jet", "band_radius": job.radius * plan.spacing}
-            found[name] = solved(name, plan, device, plan.level, scheme=job.scheme, **options)
-        return found
-    radius = job.radius(plan)
-    network, figures = trained(job, plan, device, report)
-    found |= {"eps": radius, "parameters": sum(p.numel() for p in network.parameters()), **figures}
-    level = plan.level + (radius < THIN)
+    level, options = plan.level, {}
+    if isinstance(job, Variant):
+        network, figures = trained(job, plan, device, report)
+        found |= {"eps": job.radius(plan), "parameters": sum(p.numel() for p in network.parameters()), **figures}
+        level += found["eps"] < THIN
+        options = _shell(Attention(network.requires_grad_(False)), found["eps"], plan)
+    elif job.scheme == "untrained":
+        shape = NetworkConfig(k=plan.k, width=plan.width, spacing=plan.spacing)
+        network = Trainer.fresh(shape, plan.training, device).network
+        options = _shell(Attention(network.requires_grad_(False)), plan.radius, plan)
+        found["eps"] = plan.radius
+    elif job.radius is None:
+        options = {"scheme": job.scheme, "extension": "jet"}
+    else:
+        options = _shell("jet", job.radius, plan)
+        found["eps"] = job.radius
     for name in plan.surfaces:
         report(1.0, f"{job.name}: {name}")
-        extension = Attention(network.requires_grad_(False))
-        found[name] = solved(
-            name, plan, device, level, scheme="shell", extension=extension, band_radius=radius * plan.spacing
-        )
+        found[name] = solved(name, plan, device, level, **options)
     return found
+
+
+def _shell(extension: Attention | str, radius: float, plan: Plan) -> Row:
+    return {"scheme": "shell", "extension": extension, "band_radius": radius * plan.spacing}
 
 
 def trained(job: Variant, plan: Plan, device: str, report: Report) -> tuple[AttentionNetwork, Row]:
@@ -170,7 +183,7 @@ def _with_features(data: PatchData, names: tuple[str, ...]) -> PatchData:
 # Problems
 
 
-def solved(name: str, plan: Plan, device: str, level: int, **options: object) -> Row:
+def solved(name: str, plan: Plan, device: str, level: int, **options: Any) -> Row:
     """Errors of Poisson's equation on a surface given by samples with normals; or a note that says why there are none.
 
     Lap u = f with the f of `gallery.sphere_poisson`, on the Star Fruit too, less its mean there.
@@ -179,7 +192,7 @@ def solved(name: str, plan: Plan, device: str, level: int, **options: object) ->
     cloud = _cloud(name, level, device)
     start = time.perf_counter()
     try:
-        domain = Domain(cloud, plan.spacing, device=device, show_progress=False, **options)  # pyright: ignore
+        domain = Domain(cloud, plan.spacing, device=device, show_progress=False, **options)
         u = poisson(domain, lambda x: sphere_poisson().rhs(x) - shift).values[: len(points)].cpu()
         seconds = time.perf_counter() - start
         found = errors(u, exact, remove_mean=True)

@@ -49,12 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=FULL.training.batch, help="patches a step")
     parser.add_argument("--done", type=Path, help="figures.json of an earlier run, to go on from")
     parser.add_argument("--quick", action="store_true", help="the small form of everything")
-    parser.add_argument("--count", type=int, help="the first so many jobs only")
+    parser.add_argument("--only", default="", help="jobs with this in their name")
     asked = parser.parse_args(arguments)
     start = time.time()
     training = replace(FULL.training, steps=asked.steps, batch=asked.batch, validate_every=asked.steps)
     plan = QUICK if asked.quick else replace(FULL, training=training)
-    jobs = all_jobs(plan)[: asked.count]
+    jobs = [job for job in all_jobs(plan) if asked.only in job.name]
     found = _earlier(asked.done, plan)
     waiting = [job for job in jobs if job.name not in found]
     run = _about(asked, plan)
@@ -137,7 +137,7 @@ def _about(asked: argparse.Namespace, plan: Plan) -> Row:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": f"python -m lamina.reproduce.ablation_run --device {asked.device} --processes {asked.processes} "
-        f"--steps {asked.steps} --batch {asked.batch}",
+        f"--steps {plan.training.steps} --batch {plan.training.batch}",
         "machine": {"gpu": gpu, "cores": cores, "platform": platform.platform(), "processes": asked.processes},
         "versions": versions,
         "plan": _plain(asdict(plan)),

@@ -3,7 +3,8 @@
 Every network is trained afresh, by a shortened run of `lamina train` on the Spike with the same seeds and patches for
 all, and Poisson's equation is solved with it by the paper's shell scheme on the unit sphere and on the Star Fruit. A
 network that several tables share is trained once. Beside it stand the exact extension in the same scheme, which says
-what is left to gain by a better network, and the trace scheme, which has no network.
+what is left to gain by a better network, the network before its training, which says what was gained by it, and the
+trace scheme, which has no network.
 
 Networks that differ in nothing but the seed are the yardstick: differences smaller than theirs mean nothing.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -28,7 +30,7 @@ from lamina.surfaces.point_cloud import PointCloud
 Job = Variant | Control
 Lookup = Callable[[Job], Row | None]  # the figures of a job; None where they are missing
 FIGURES = ("nmae", "nmaxe", "held_out_mse", "eps", "seconds")
-TRACE = Control("trace")
+TRACE, UNTRAINED = Control("trace"), Control("untrained")
 OURS, EXACT = "lamina attention", "exact extension, shell"
 ALPHAS = {"alpha = 0": 0.0, "alpha = 1e-4": 1e-4, "alpha = 1e-3": 1e-3, "alpha = 1e-2": 1e-2, "alpha = 1e-1": 0.1,
           "alpha = 1": 1.0}  # fmt: skip
@@ -58,11 +60,11 @@ class Ablation:
         """All that is to be measured, the networks first; some may come twice."""
         variants = self.chosen(plan).values()
         yield from variants
-        yield TRACE
+        yield from (TRACE, UNTRAINED)
         yield from (c for v in variants if (c := Control("shell", v.radius(plan))).possible)
 
     def rows(self, plan: Plan, lookup: Lookup) -> list[Row]:
-        """Rows "paper", "lamina attention" and the exact extension for each setting, one of "lamina trace" a surface.
+        """Rows "paper", "lamina attention" and the exact extension for each setting; the other controls once a surface.
 
         The exact extension depends on eps alone: where all settings have the same, it has one row.
         """
@@ -83,6 +85,7 @@ class Ablation:
             if one:
                 control = next(iter(exact.values()))
                 rows += _row(EXACT, surface, surface, lookup(control) if control.possible else None)
+            rows += _row("untrained network, shell", surface, surface, lookup(UNTRAINED))
             rows += _row("lamina trace", surface, surface, lookup(TRACE))
         return rows
 
@@ -103,10 +106,10 @@ def _row(method: str, case: str, surface: str, found: Row | None) -> list[Row]:
 # The settings
 
 
-def base(plan: Plan, alpha: float = 1e-2, seed: int = 0, **changed: object) -> Variant:
+def base(plan: Plan, alpha: float = 1e-2, seed: int = 0, **changed: Any) -> Variant:
     """The paper's network with something changed."""
-    shape = {"k": plan.k, "width": plan.width, "surface_width": plan.width, "surface_depth": 2, **changed}
-    return Variant(NetworkConfig(spacing=plan.spacing, **shape), alpha, seed)  # pyright: ignore[reportArgumentType]
+    shape: Row = {"k": plan.k, "width": plan.width, "surface_width": plan.width, "surface_depth": 2, **changed}
+    return Variant(NetworkConfig(spacing=plan.spacing, **shape), alpha, seed)
 
 
 def losses(plan: Plan) -> dict[str, Variant]:
