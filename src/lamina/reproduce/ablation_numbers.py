@@ -24,7 +24,7 @@ _QUERY_SPHERE = [
 def _numbers(labels: list[str], sphere: list[tuple[float, float]], starfruit: list[tuple[float, float]]) -> Numbers:
     rows = {"sphere": sphere, "starfruit": starfruit}
     return {
-        name: {label: (a / 100, b / 100) for label, (a, b) in zip(labels, found, strict=True)}
+        name: {label: (round(a / 100, 6), round(b / 100, 6)) for label, (a, b) in zip(labels, found, strict=True)}
         for name, found in rows.items()
         if found
     }
