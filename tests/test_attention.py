@@ -247,6 +247,7 @@ def test_a_row_keeps_something_whatever_the_tolerance():
         ({"temperature": 0.0}, "temperature"),
         ({"patch_spacing": -1.0}, "patch_spacing"),
         ({"patch_spacing": 0.5, "margin": 0.5}, "margin must be larger"),
+        ({"least_patches": -1}, "least_patches"),
         ({"tolerance": -1e-9}, "tolerance"),
         ({"tolerance": 0.01}, "tolerance"),
     ],

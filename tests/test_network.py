@@ -1,5 +1,6 @@
 """The paper's attention network: its formula, its laws, and its files."""
 
+from importlib import resources
 from itertools import combinations
 
 import numpy as np
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from lamina.errors import InputError
-from lamina.learn.checkpoint import load_network, save_network, save_tensors
+from lamina.learn.checkpoint import (
+    SHIPPED,
+    load_network,
+    load_tensors,
+    save_network,
+    save_tensors,
+    shipped_network,
+)
 from lamina.learn.network import ACTIVATIONS, FEATURES, AttentionNetwork, NetworkConfig, from_authors
 
 SUBSETS = [names for size in range(4) for names in combinations(FEATURES, size)]
@@ -160,9 +168,24 @@ def test_depth_counts_linear_layers(activation):
     assert sum(isinstance(m, ACTIVATIONS[activation]) for m in net.surface_net) == 2
 
 
+def test_the_surface_network_has_a_width_and_depth_of_its_own():
+    net = network(surface_width=9, surface_depth=3)
+    shapes = [[(m.in_features, m.out_features) for m in part if isinstance(m, torch.nn.Linear)] for part in (
+        net.band_net, net.query_net, net.surface_net,
+    )]  # fmt: skip
+    assert shapes == [[(3, 5), (5, 5)], [(3, 5), (5, 5)], [(6, 9), (9, 9), (9, 7)]]
+    # The others alone: Phi3 stays as it is.
+    other = network(width=8, depth=3, surface_width=5, surface_depth=2)
+    assert {k: v.shape for k, v in other.surface_net.state_dict().items()} == {
+        k: v.shape for k, v in network().surface_net.state_dict().items()
+    }
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"surface_width": 0}, "surface_width"),
+        ({"surface_depth": -1}, "surface_depth"),
         ({"activation": "sine"}, "'sine'.*relu"),
         ({"features": ("points", "colour")}, "'colour'.*normals"),
         ({"k": 1}, "k must be at least 2"),
@@ -227,8 +250,9 @@ def test_published_checkpoint_loads_from_both_files_and_agrees(data):
         {},
         {"depth": 3, "activation": "gelu", "features": ("curvatures",), "spacing": 0.1},
         {"features": (), "learn_strength": False, "strength": 0.3},
+        {"surface_width": 3, "surface_depth": 4},
     ],
-    ids=["default", "another", "no features"],
+    ids=["default", "another", "no features", "another surface network"],
 )
 def test_a_saved_network_comes_back_to_the_bit(tmp_path, options):
     net = network(**options)
@@ -239,6 +263,16 @@ def test_a_saved_network_comes_back_to_the_bit(tmp_path, options):
     for key, value in net.state_dict().items():
         assert torch.equal(back.state_dict()[key], value)
     assert [p.name for p in path.parent.iterdir()] == ["net.safetensors"]
+
+
+def test_a_file_from_before_the_surface_network_had_settings_loads(tmp_path):
+    net = network(depth=3)
+    old = {key: value for key, value in net.config.as_dict().items() if not key.startswith("surface_")}
+    notes = {"format": "lamina attention network 1", "config": old}
+    back = load_network(save_tensors(tmp_path / "old.safetensors", net.state_dict(), notes))
+    assert back.config == net.config
+    assert "surface_width" not in load_tensors(resources.files("lamina.learn") / SHIPPED)[1]["config"]
+    assert shipped_network().config == NetworkConfig()
 
 
 def test_broken_and_foreign_files_are_refused(tmp_path):

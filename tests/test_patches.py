@@ -162,6 +162,35 @@ def test_closer_spacing_places_more_patches():
     assert counts[0] < len(band) / 4  # and far fewer than one for each node
 
 
+@pytest.mark.parametrize("name", ["ellipsoid", "two spheres"])
+def test_as_many_patches_as_asked_for_are_spread_evenly(name):
+    surface, band = example(name)
+    samples = Samples(surface.features(), surface.component)
+    few, many, same = (cover_band(band, RADIUS, samples, K, 0.27, MARGIN, n) for n in (0, 2000, 1))
+    assert torch.equal(same.centres, few.centres)
+    assert torch.equal(many.centres.unique(), torch.cat([few.centres, many.centres]).unique())
+    assert 2000 <= len(many) <= 2000 + surface.component_count
+    # Farthest first: where the samples stay apart from the nearest centre, the distance has gone down.
+    gap = [torch.cdist(surface.points, surface.points[p.centres]).amin(1).max() for p in (few, many)]
+    assert gap[1] < 0.6 * gap[0]
+    assert (surface.component[many.centres][:, None] == band.component[many.nodes]).all()
+
+
+def test_nodes_just_beyond_the_nearest_k_take_the_last_place():
+    """A band as wide as the coverage condition allows, where patches of the k nearest nodes alone leave gaps."""
+    surface, k = lamina.Sphere(level=5), 25
+    radius = coverage_radius(k, SPACING)
+    band, samples = sampled_band(surface, Band.build(surface, Lattice(ORIGIN, SPACING), radius), radius)
+    patches = cover_band(band, radius, samples, k, 0.27, MARGIN)
+    assert len(patches.nodes.unique()) == len(band)
+    away = torch.cdist(samples.features.points[patches.centres], band.lattice.position(band.ijk))
+    nearest = away.topk(k, largest=False)
+    squeezed = patches.distances[:, -1] > nearest.values[:, -1] + 1e-9
+    assert 0 < int(squeezed.sum()) < 0.1 * len(patches)
+    assert (patches.distances[:, -1] <= 1.15 * nearest.values[:, -1] + 1e-9).all()
+    torch.testing.assert_close(patches.distances[:, :-1], nearest.values[:, :-1])
+
+
 def test_a_band_too_wide_for_k_is_refused_with_the_number_of_nodes_left_out():
     surface, band = example("ellipsoid")
     k = 8

@@ -39,6 +39,8 @@ def train(
     k: Annotated[int, typer.Option(help="Band nodes of a patch.")] = 400,
     width: Annotated[int, typer.Option(help="Width of the networks.")] = 64,
     depth: Annotated[int, typer.Option(help="Linear layers of each network.")] = 2,
+    surface_width: Annotated[int | None, typer.Option(help="Width of the surface network, if another.")] = None,
+    surface_depth: Annotated[int | None, typer.Option(help="Its linear layers, if others.")] = None,
     activation: Annotated[str, typer.Option(help="relu, silu, gelu or tanh.")] = "relu",
     features: Annotated[str, typer.Option(help="Any of points,normals,curvatures; none for none.")] = "points,normals",
     strength: Annotated[float, typer.Option(help="First value of lambda.")] = 1.0,
@@ -65,7 +67,9 @@ def train(
     from lamina.surfaces.files import load
 
     chosen = () if features == "none" else tuple(f.strip() for f in features.split(","))
-    shape = NetworkConfig(k, width, depth, activation, chosen, strength, not fixed_strength, spacing)
+    shape = NetworkConfig(
+        k, width, depth, activation, chosen, strength, not fixed_strength, spacing, surface_width, surface_depth
+    )
     plan = TrainingConfig(
         steps=10000 if steps is None else steps, batch=256 if batch is None else batch, rate=rate, alpha=alpha,
         radius=radius, grids=grids, samples=256 if samples is None else samples, validate_every=validate_every,

@@ -49,6 +49,7 @@ class Attention:
     the field that the authors published was made with.
     patch_spacing: how far beyond a patch the next ones are placed, and margin: by how much the boxes of surface samples
     are dilated; shares of the sides of a patch's bounding box.
+    least_patches: more are placed, evenly, where the band is covered by fewer.
     tolerance: weights below it are dropped.
     """
 
@@ -58,6 +59,7 @@ class Attention:
     patch_spacing: float = 0.27
     margin: float = 0.5
     tolerance: float = 1e-5
+    least_patches: int = 0
 
     def __post_init__(self) -> None:
         if self.kernel not in KERNELS:
@@ -68,6 +70,8 @@ class Attention:
                 raise InputError(f"{name} must be a positive number, got {value!r}.")
         if not 0 <= self.tolerance < 0.01:
             raise InputError(f"tolerance must lie between 0 and 0.01, got {self.tolerance!r}.")
+        if not (isinstance(self.least_patches, int) and self.least_patches >= 0):
+            raise InputError(f"least_patches must be an integer of at least 0, got {self.least_patches!r}.")
         if not self.margin > self.patch_spacing:
             raise InputError(
                 f"margin must be larger than patch_spacing, got {self.margin!r} and {self.patch_spacing!r}."
@@ -155,14 +159,18 @@ def attention_extension(
     update(0.0, "patches")
     positions = band.lattice.position(band.ijk)
     surface = samples.features
-    patches = cover_band(band, radius, samples, network.config.k, options.patch_spacing, options.margin)
+    patches = cover_band(
+        band, radius, samples, network.config.k, options.patch_spacing, options.margin, options.least_patches
+    )
     patches = patches.thinned(MOST_SAMPLES)
     blend = blend_weights(patches, len(band), options.kernel, options.temperature, trained / dx)
     matrix = assemble(network, patches, positions, surface, blend, band.ijk, trained / dx, options.tolerance, update)
     return LearnedExtension(_rows_to_one(matrix, positions.dtype), patches, [warning] if warning else [])
 
 
-def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: float, margin: float) -> Patches:
+def cover_band(
+    band: Band, radius: float, samples: Samples, k: int, spacing: float, margin: float, least: int = 0
+) -> Patches:
     """Patches of k nodes that cover a band of this radius."""
     return cover(
         samples.features,
@@ -174,6 +182,7 @@ def cover_band(band: Band, radius: float, samples: Samples, k: int, spacing: flo
         k=k,
         spacing=spacing,
         margin=margin,
+        least=least,
         advice=coverage_warning(radius, band.spacing, k),
     )
 

@@ -39,6 +39,7 @@ class NetworkConfig:
     """Shapes of an AttentionNetwork, and the grid that it belongs to.
 
     k: band nodes of a patch. width: of hidden layers and of U and V. depth: linear layers of each perceptron.
+    surface_width, surface_depth: those of Phi3, the surface network; None, as of the others.
     features: what Phi3 sees of a surface sample, any of "points", "normals", "curvatures" (mean and Gaussian,
     in the lengths of the training data); none at all leaves W out.
     learn_strength: whether lambda is trained; else it stays `strength`.
@@ -54,12 +55,18 @@ class NetworkConfig:
     strength: float = 1.0
     learn_strength: bool = True
     spacing: float = 0.05
+    surface_width: int | None = None
+    surface_depth: int | None = None
 
     def __post_init__(self) -> None:
         if self.k < 2 or self.width < 1 or self.depth < 1:
             raise InputError(
                 f"k must be at least 2, width and depth at least 1; got {self.k}, {self.width}, {self.depth}."
             )
+        for name in ("surface_width", "surface_depth"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, or None for that of the other networks; got {value}.")
         if self.activation not in ACTIVATIONS:
             raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
         unknown = [f for f in self.features if f not in FEATURES]
@@ -73,6 +80,13 @@ class NetworkConfig:
     @property
     def feature_width(self) -> int:
         return sum(FEATURES[f] for f in self.features)
+
+    @property
+    def surface_hidden(self) -> list[int]:
+        """Widths of the hidden layers of Phi3."""
+        width = self.width if self.surface_width is None else self.surface_width
+        depth = self.depth if self.surface_depth is None else self.surface_depth
+        return [width] * (depth - 1)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,9 +102,8 @@ class AttentionNetwork(nn.Module):
         self.config = config = config or NetworkConfig()
         self.band_net = perceptron([3, *[config.width] * config.depth], config.activation)
         self.query_net = perceptron([3, *[config.width] * config.depth], config.activation)
-        hidden = [config.width] * (config.depth - 1)
         if config.features:
-            self.surface_net = perceptron([config.feature_width, *hidden, config.k], config.activation)
+            self.surface_net = perceptron([config.feature_width, *config.surface_hidden, config.k], config.activation)
         strength = torch.tensor(float(config.strength))
         if config.learn_strength and config.features:
             self.strength = nn.Parameter(strength)

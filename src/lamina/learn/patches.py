@@ -3,7 +3,8 @@
 A patch has the k band nodes nearest to its centre, a surface sample, nearest first, and the surface samples in the
 bounding box of these nodes, dilated. Patches are placed by a flood fill that spreads over the band, as in the paper's
 published demonstration: from the box of a patch it steps to the nodes beyond its corners, and starts a patch at the
-sample nearest to each that no other patch has come near; then to whatever the boxes reached and no patch holds.
+sample nearest to each that no other patch has come near; then to whatever the boxes reached and no patch holds. What
+lies just beyond the k nearest nodes of its own sample takes the place of the last of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lamina.geometry.curvature import SurfaceFeatures
 from lamina.linear.graph import expand
 
 BOX_CELL = 0.5  # side of the bins in which samples are looked up, over the mean side of the boxes
+NEARLY = 1.15  # a node is given the last place of a patch whose farthest node is at least 1/NEARLY as far
 RIM = 0.8  # the flood steps to nodes farther from the surface than this share of the band's radius
 
 
@@ -100,24 +102,30 @@ def cover(
     k: int,
     spacing: float,
     margin: float,
+    least: int = 0,
     advice: str | None = None,
 ) -> Patches:
     """Patches that cover a band.
 
     component (m,): of the samples. positions (n, 3), ijk (n, 3), node_component (n,): the band, in lexicographic order.
     rim (n,) bool: its outer nodes. spacing: how far beyond a patch's box the flood places the next ones, and margin:
-    by how much boxes are dilated, both as shares of the box's sides; spacing < margin.
+    by how much boxes are dilated, both as shares of the box's sides; spacing < margin. least: where the flood places
+    fewer patches than that, more are put at the samples farthest from all centres.
     The flood runs on the CPU, wherever the band is. Raises InputError, with the number of uncovered nodes, where
     patches of k nodes do not cover the band; `advice` ends the sentence.
     """
     xyz, points = (v.detach().double().cpu().numpy() for v in (positions, surface.points))
     label, node_label = component.cpu().numpy(), node_component.cpu().numpy()
     cells, outer = ijk.cpu().numpy(), rim.cpu().numpy()
-    centres, nodes = [], []
+    centres, nodes, floods = [], [], []
     for c in np.unique(node_label):
         here, mine = np.flatnonzero(node_label == c), np.flatnonzero(label == c)
         flood = _Flood(points[mine], xyz[here], cells[here], min(k, len(here)), spacing, margin)
         flood.run(outer[here])
+        floods.append((here, mine, flood))
+    growth = least / sum(len(flood.centres) for _, _, flood in floods)
+    for here, mine, flood in floods:
+        flood.grow(math.ceil(growth * len(flood.centres) - 1e-9))
         centres.append(mine[flood.centres])
         # A component smaller than a patch fills it with repetitions of its farthest node.
         near = np.stack(flood.nodes)[:, np.minimum(np.arange(k), len(here) - 1)]
@@ -178,6 +186,31 @@ class _Flood:
             ahead = self.corners & missing & outer
             if hopeless:
                 break
+        self._squeeze_in(np.flatnonzero(missing))
+
+    def _squeeze_in(self, missing: NDArray) -> None:
+        """A patch for every node that is in none, at the sample nearest to it, with the node in its last place.
+
+        Only where that mends all of them: a band much too wide for k is an error.
+        """
+        if not len(missing):
+            return
+        away, centre = self.samples.query(self.xyz[missing])
+        far, near = (v.reshape(len(missing), -1) for v in self.tree.query(self.points[centre], self.k))
+        if (away <= NEARLY * far[:, -1]).all():
+            near[:, -1] = missing
+            self.centres.extend(np.atleast_1d(centre).tolist())
+            self.nodes.extend(near)
+            self.covered[missing] = True
+
+    def grow(self, count: int) -> None:
+        """Further patches, each at the sample farthest from all centres, until there are `count`."""
+        away = KDTree(self.points[self.centres]).query(self.points)[0]
+        for _ in range(min(count - len(self.centres), len(self.points))):
+            centre = int(away.argmax())
+            self.centres.append(centre)
+            self.nodes.append(np.atleast_1d(self.tree.query(self.points[centre], self.k)[1]))
+            away = np.minimum(away, np.linalg.norm(self.points - self.points[centre], axis=1))
 
     def _patch(self, node: int) -> tuple[NDArray, NDArray]:
         """Start a patch at the sample nearest to a node; the nodes of its dilated box, and which are beyond corners."""
