@@ -23,6 +23,7 @@ LABELS = {
     "neural": "lamina neural",
     "coupled": "lamina coupled",
     "trace": "lamina trace",
+    "auto": "lamina as it comes",
     "fem": "FEM",
     "fem-robust": "FEM, intrinsic Delaunay",
     "cpm": "CPM, the paper's setting",

@@ -49,7 +49,7 @@ def rows(setting: Setting) -> list[Row]:
         for method in _methods(surface):
             row: Row = {"method": LABELS.get(method, method), "case": case, "shape": shape}
             setting.report(0.0, f"{case}: {row['method']}")
-            spacing = size / (10 if setting.quick else CELLS)
+            spacing = size / (10 if setting.quick else CELLS) if method != "auto" or setting.quick else None
             # The operator of the paper diffuses nine times too fast, and its steps are small.
             time = (0.2 if method == "attention" else 1000.0) * size**2
             steps = None if method == "attention" else 40
@@ -66,7 +66,7 @@ def rows(setting: Setting) -> list[Row]:
 
 
 def _methods(surface: Surface) -> tuple[str, ...]:
-    return ("attention", "neural", "trace") if isinstance(surface, PointCloud) else ("attention", "coupled", "trace")
+    return ("attention", "neural" if isinstance(surface, PointCloud) else "coupled", "trace", "auto")
 
 
 def _errors(values: Tensor, mean: float, surface: Surface) -> Row:
