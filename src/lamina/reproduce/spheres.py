@@ -158,7 +158,7 @@ def convergence_rows(setting: Setting) -> list[Row]:
     """NMAE over the spacing, from 10,000 samples; of FEM on meshes with edges of about that length."""
     made: list[Row] = []
     shape = sphere_shape(fibonacci(1000 if setting.quick else 10_000), "sphere")
-    for spacing in (0.3, 0.15) if setting.quick else (0.2, 0.1, 0.05, 0.025):
+    for spacing in (0.4, 0.2) if setting.quick else (0.2, 0.1, 0.05, 0.025):
         for method in ("cpm", "cpm-coupled", "coupled", "trace", *(() if spacing < 0.05 else ("attention",))):
             made += [_poisson(method, shape, setting, f"{spacing:g}", spacing) | {"spacing": spacing}]
         polyhedron = sphere_shape(fibonacci(int(4 * math.pi / (0.87 * spacing**2))), "sphere")
