@@ -106,36 +106,39 @@ def sampled_band(surface: Surface, band: Band, radius: float) -> tuple[Band, Sam
     """Samples of the surface as dense as the nodes, and the nodes of a band of this radius that are as near to one.
 
     Samples are the surface's own; or, where these are farther apart than the nodes, the feet of the nodes next to it.
-    Nodes that are near the surface but not near a sample are a few at the rim, and no patch would be sure to hold them.
-    Raises InputError where nodes are lost that belong to cells the surface meets.
+    Nodes that are near the surface but not near a sample are a few at the rim, and no patch would be sure to hold them;
+    of those in cells that the surface meets the feet are samples, too.
     """
     if float(surface.areas.sum()) <= len(surface.points) * band.spacing**2:
         samples = Samples(surface.features(), surface.component)
         kept, lost = _near(band, radius, samples)
-        if lost == 0:
+        if not bool(lost.any()):
             return band.take(kept), samples
     height = band.heights
     # The nearest node of a component is one of them, too: of a small part it may be the only one.
     least = torch.full_like(height[:1], torch.inf).repeat(surface.component_count)
     least.scatter_reduce_(0, band.component, height, "amin")
-    rows = (height <= least[band.component].clamp_min(SAMPLED * band.spacing)).nonzero()[:, 0]
-    points, normals, component = (v[rows] for v in (band.feet.points, band.feet.normals, band.component))
-    samples = Samples(from_samples(points, normals, component, slopes=True), component)
+    chosen = height <= least[band.component].clamp_min(SAMPLED * band.spacing)
+    samples = _feet_as_samples(band, chosen)
     kept, lost = _near(band, radius, samples)
-    if lost:
-        raise InputError(
-            f"{lost} of {len(band)} band nodes lie close to the surface but farther than {radius:.3g} from any closest "
-            "point: the surface's closest points jump; use a finer spacing."
-        )
+    if bool(lost.any()):  # closest points jump there, and all nodes nearby have feet elsewhere
+        samples = _feet_as_samples(band, chosen | lost)
+        kept = kept | lost
     return band.take(kept), samples
 
 
-def _near(band: Band, radius: float, samples: Samples) -> tuple[Tensor, int]:
-    """Whether each node (n,) is within radius of a sample of its component; how many at the surface are not."""
+def _feet_as_samples(band: Band, chosen: Tensor) -> Samples:
+    rows = chosen.nonzero()[:, 0]
+    points, normals, component = (v[rows] for v in (band.feet.points, band.feet.normals, band.component))
+    return Samples(from_samples(points, normals, component, slopes=True), component)
+
+
+def _near(band: Band, radius: float, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Whether each node (n,) is within radius of a sample of its component, and which (n,) at the surface are not."""
     tree = PieceTrees(samples.features.points, samples.component)
     _, away = tree.query(band.lattice.position(band.ijk), band.component, 1)
     kept = away[:, 0] <= radius
-    return kept, int((~kept & (band.heights <= 3**0.5 * band.spacing)).sum())
+    return kept, ~kept & (band.heights <= 3**0.5 * band.spacing)
 
 
 def attention_extension(
