@@ -18,7 +18,7 @@ for which vertices may lie unevenly.
 
 *How smooth.* The least error of positions leaves a rest of noise, which makes the surface too large: lengths grow with
 the square of its slopes, while smoothing makes a curved surface smaller, in the first order. So all 1 / s_i^2 of the
-heights get one more factor, for which the two cancel: a smooth surface like the one found (that of the factor 8), with
+heights get one more factor, for which the two cancel: a smooth surface like the one found (that of the factor 25 sigma / edge), with
 noise put on it and smoothed so, has the area it had (a parametric bootstrap; Efron and Tibshirani 1993).
 """
 
@@ -39,7 +39,7 @@ LOW, SHAPE = 0.05, 0.45  # the quantile that is read, and that of the shape's ow
 POOLINGS = 3  # of the squares of the high pass, each the mean of a vertex and its neighbours
 STEPS, PROBES = 5, 8  # of empirical Bayes, and random vectors in each for the variances of what it found
 FACTORS = (0.25, 64.0)  # least and largest on 1 / s^2
-PILOT, DRAWS = 8.0, 4  # the factor of the surface that noise is put on, and how often
+PILOT, DRAWS = 25.0, 4  # the factor of the surface that noise is put on, over sigma / edge, and how often
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Denoised:
 def denoise(V: Array, F: Faces, noise: float | None = None) -> Denoised:
     """Vertices V (n, 3) of triangles F (m, 3) without white noise of standard deviation `noise`, by default found.
 
-    Found noise below 5 % of the median edge changes nothing, nor does noise = 0. Vertices on rims, and on edges of more
+    Found noise below 5 % of the median edge changes nothing, nor does one that detail of the shape drowns, nor noise = 0. Vertices on rims, and on edges of more
     than two faces, are smoothed along these alone; those where such lines end or meet, and unused ones, by nothing.
     """
     edges = np.unique(np.sort(np.concatenate([F[:, [0, 1]], F[:, [1, 2]], F[:, [2, 0]]]), 1), axis=0)
@@ -62,10 +62,10 @@ def denoise(V: Array, F: Faces, noise: float | None = None) -> Denoised:
     P = _mean_of_neighbours(F, len(V))
     sieve = _Sieve(V, F, P)
     sigma = sieve.noise(V) if noise is None else float(noise)
-    if sigma == 0 or (noise is None and sigma < LEAST_NOISE * edge):
+    if sigma == 0 or (noise is None and (sigma < LEAST_NOISE * edge or not sieve.clear(V, sigma))):
         return Denoised(V, sigma, 0.0)
     Y = _fit(_without(P), np.zeros((1, 3)), V, sigma, P).solve(1.0)
-    X = _along_normals(V, Y, F, P, sigma)
+    X = _along_normals(V, Y, F, P, sigma, pilot=max(1.0, PILOT * sigma / edge))
     used = np.unique(F)
     return Denoised(X, sigma, float(np.sqrt(((X - V)[used] ** 2).sum(1).mean())))
 
@@ -110,6 +110,10 @@ class _Sieve:
         low, median = self.variances(X)
         return float(np.sqrt(max(0.0, min(low, (low - SHAPE * median) / (1 - SHAPE)))))
 
+    def clear(self, X: Array, sigma: float) -> bool:
+        """Whether noise is at least half of what the high pass sees at the median place."""
+        return sigma**2 >= 0.5 * self.variances(X)[1]
+
 
 @dataclass(frozen=True)
 class _Fit:
@@ -153,15 +157,15 @@ def _fit(D: sp.csr_array, b: Array, h0: Array, sigma: float, P: sp.csr_array) ->
     return _Fit(D, b, h0, np.where(used, 1 / np.maximum(s2, 1e-4), 0.0))
 
 
-def _along_normals(V: Array, Y: Array, F: Faces, P: sp.csr_array, sigma: float) -> Array:
+def _along_normals(V: Array, Y: Array, F: Faces, P: sp.csr_array, sigma: float, *, pilot: float) -> Array:
     """Y (n, 3) with heights along its normals fitted to V, of the area that the surface most likely has."""
     N, L, high = _normals(Y, F), _without(_mean_values(Y, F, P)), _without(P)
     D = (high @ _along(L, N)).tocsr()
     b = high @ (N * (L @ Y)).sum(1, keepdims=True)
     fit = _fit(D, b, (N * (V - Y)).sum(1, keepdims=True), sigma, P)
-    pilot = fit.solve(PILOT)
-    trials = pilot + sigma * np.random.default_rng(1).standard_normal((len(V), DRAWS))
-    area = _area(Y + pilot * N, F)
+    smooth = fit.solve(pilot)
+    trials = smooth + sigma * np.random.default_rng(1).standard_normal((len(V), DRAWS))
+    area = _area(Y + smooth * N, F)
 
     def excess(factor: float) -> tuple[Array, float]:
         """The surface for this factor, and by how much that of a trial is too large, over its area."""

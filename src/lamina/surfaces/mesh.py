@@ -224,8 +224,8 @@ class Mesh(Surface):
         """The mesh without noise on its vertices: same faces, same order of vertices, and a note of what was done.
 
         noise: standard deviation of the noise on each coordinate, the same everywhere; by default it is found from the
-        mesh. Less than 5 % of the median edge is not taken for noise: such a mesh, as one that is clean, is returned
-        itself. So is any with noise=0. Vertices minimise
+        mesh. Less than 5 % of the median edge, or than detail of the shape at the scale of the edges, is not taken for
+        noise: such a mesh, as one that is clean, is returned itself. So is any with noise=0. Vertices minimise
 
             |x - x0|^2 / noise^2 + sum_i |(D x)_i|^2 / s_i^2,
 
@@ -250,7 +250,8 @@ class Mesh(Surface):
         what = "was found" if noise is None else "was given"
         made.notes = [
             *self.notes,
-            f"Noise of {found.noise:.3g} on the vertices {what}; they were moved by {found.moved:.3g} (RMS) against it.",
+            *(note for note in made.notes if note not in self.notes),
+            f"Noise of {found.noise:.3g} on the vertices {what}; they were moved by {found.moved:.3g} (RMS).",
         ]
         made.facts = dict(self.facts)
         return made
