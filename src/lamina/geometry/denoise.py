@@ -18,8 +18,9 @@ for which vertices may lie unevenly.
 
 *How smooth.* The least error of positions leaves a rest of noise, which makes the surface too large: lengths grow with
 the square of its slopes, while smoothing makes a curved surface smaller, in the first order. So all 1 / s_i^2 of the
-heights get one more factor, for which the two cancel: a smooth surface like the one found (that of the factor 25 sigma / edge), with
-noise put on it and smoothed so, has the area it had (a parametric bootstrap; Efron and Tibshirani 1993).
+heights get one more factor, for which the two cancel: a surface like the one found (that of the factor
+25 sigma / edge), with noise put on it and smoothed so, has the area it had (a parametric bootstrap; Efron and
+Tibshirani 1993, "An introduction to the bootstrap").
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from scipy.sparse.linalg import SuperLU, splu
 Array = NDArray[np.float64]
 Faces = NDArray[np.int64]
 
-LEAST_NOISE = 0.05  # of the median edge; less changes lengths by parts in a thousand, and shape looks like it
+LEAST_NOISE = 0.06  # of the median edge; less changes lengths by parts in a thousand, and detail looks like it
 LOW, SHAPE = 0.05, 0.45  # the quantile that is read, and that of the shape's own share over its median: measured
+FEWEST, MOST = 100, 0.65  # vertices to tell noise from, and the share that it has of the median's squares
 POOLINGS = 3  # of the squares of the high pass, each the mean of a vertex and its neighbours
-STEPS, PROBES = 5, 8  # of empirical Bayes, and random vectors in each for the variances of what it found
+STEPS, PROBES = 3, 8  # of empirical Bayes, and random vectors in each for the variances of what it found
 FACTORS = (0.25, 64.0)  # least and largest on 1 / s^2
 PILOT, DRAWS = 25.0, 4  # the factor of the surface that noise is put on, over sigma / edge, and how often
 
@@ -54,8 +56,9 @@ class Denoised:
 def denoise(V: Array, F: Faces, noise: float | None = None) -> Denoised:
     """Vertices V (n, 3) of triangles F (m, 3) without white noise of standard deviation `noise`, by default found.
 
-    Found noise below 5 % of the median edge changes nothing, nor does one that detail of the shape drowns, nor noise = 0. Vertices on rims, and on edges of more
-    than two faces, are smoothed along these alone; those where such lines end or meet, and unused ones, by nothing.
+    Found noise below 6 % of the median edge changes nothing, nor does one that detail of the shape drowns, nor 0.
+    Vertices on rims, and on edges of more than two faces, are smoothed along these alone; those where such lines end or
+    meet, and unused ones, by nothing.
     """
     edges = np.unique(np.sort(np.concatenate([F[:, [0, 1]], F[:, [1, 2]], F[:, [2, 0]]]), 1), axis=0)
     edge = float(np.median(np.linalg.norm(V[edges[:, 0]] - V[edges[:, 1]], axis=1)))
@@ -85,8 +88,8 @@ class _Sieve:
             smooth = (smooth + P @ smooth) / 2
         self.normals, self.P = _normals(smooth, F), P
         L = _without(P)
-        twice = (L @ L @ _along(L, self.normals)).tocsr()
-        self.high = (L @ L).tocsr()
+        twice = sp.csr_array(L @ L @ _along(L, self.normals))
+        self.high = sp.csr_array(L @ L)
         size = np.sqrt(np.asarray(twice.multiply(twice).sum(1)).reshape(-1))
         self.seen = size > 0
         self.size = np.where(self.seen, size, 1.0)
@@ -111,8 +114,10 @@ class _Sieve:
         return float(np.sqrt(max(0.0, min(low, (low - SHAPE * median) / (1 - SHAPE)))))
 
     def clear(self, X: Array, sigma: float) -> bool:
-        """Whether noise is at least half of what the high pass sees at the median place."""
-        return sigma**2 >= 0.5 * self.variances(X)[1]
+        """Whether this is noise: most of what the high pass sees at the median place, where the low quantile is not
+        above the median beyond chance, as creases alone make it."""
+        low, median = self.variances(X)
+        return self.seen.sum() >= FEWEST and sigma**2 >= MOST * median and low <= median / MOST
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,7 @@ def _fit(D: sp.csr_array, b: Array, h0: Array, sigma: float, P: sp.csr_array) ->
 def _along_normals(V: Array, Y: Array, F: Faces, P: sp.csr_array, sigma: float, *, pilot: float) -> Array:
     """Y (n, 3) with heights along its normals fitted to V, of the area that the surface most likely has."""
     N, L, high = _normals(Y, F), _without(_mean_values(Y, F, P)), _without(P)
-    D = (high @ _along(L, N)).tocsr()
+    D = sp.csr_array(high @ _along(L, N))
     b = high @ (N * (L @ Y)).sum(1, keepdims=True)
     fit = _fit(D, b, (N * (V - Y)).sum(1, keepdims=True), sigma, P)
     smooth = fit.solve(pilot)
@@ -185,8 +190,8 @@ def _along_normals(V: Array, Y: Array, F: Faces, P: sp.csr_array, sigma: float, 
 
 def _factored(D: sp.csr_array, weight: Array) -> SuperLU:
     """I + D^T weight D, symmetric and positive definite."""
-    A = sp.eye_array(D.shape[1]) + D.T @ sp.diags_array(weight) @ D
-    return splu(A.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    A = sp.csc_array(sp.diags_array(np.ones_like(weight)) + D.T @ sp.diags_array(weight) @ D)
+    return splu(A, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
 
 
 def _without(P: sp.csr_array) -> sp.csr_array:
@@ -203,7 +208,7 @@ def _along(L: sp.csr_array, N: Array) -> sp.csr_array:
 def _normalised(W: sp.csr_array) -> sp.csr_array:
     W.eliminate_zeros()
     total = np.asarray(W.sum(1)).reshape(-1)
-    return (sp.diags_array(1 / np.where(total > 0, total, 1)) @ W).tocsr()
+    return sp.csr_array(sp.diags_array(1 / np.where(total > 0, total, 1)) @ W)
 
 
 def _mean_of_neighbours(F: Faces, n: int) -> sp.csr_array:
@@ -217,7 +222,7 @@ def _mean_of_neighbours(F: Faces, n: int) -> sp.csr_array:
     inner = count.copy()
     inner.data[:] = 1.0
     rows = sp.diags_array((lines == 0) * 1.0) @ inner + sp.diags_array((lines == 2) * 1.0) @ line
-    return _normalised(rows.tocsr())
+    return _normalised(sp.csr_array(rows))
 
 
 def _mean_values(V: Array, F: Faces, P: sp.csr_array) -> sp.csr_array:
@@ -234,7 +239,7 @@ def _mean_values(V: Array, F: Faces, P: sp.csr_array) -> sp.csr_array:
             weight.append(tangent / np.maximum(far, tiny))
     at = (np.concatenate(row), np.concatenate(column))
     W = sp.coo_array((np.concatenate(weight), at), shape=P.shape).tocsr()
-    return _normalised(W.multiply(P > 0).tocsr())
+    return _normalised(sp.csr_array(W.multiply(P > 0)))
 
 
 def _normals(V: Array, F: Faces) -> Array:

@@ -224,7 +224,7 @@ class Mesh(Surface):
         """The mesh without noise on its vertices: same faces, same order of vertices, and a note of what was done.
 
         noise: standard deviation of the noise on each coordinate, the same everywhere; by default it is found from the
-        mesh. Less than 5 % of the median edge, or than detail of the shape at the scale of the edges, is not taken for
+        mesh. Less than 6 % of the median edge, or than detail of the shape at the scale of the edges, is not taken for
         noise: such a mesh, as one that is clean, is returned itself. So is any with noise=0. Vertices minimise
 
             |x - x0|^2 / noise^2 + sum_i |(D x)_i|^2 / s_i^2,
