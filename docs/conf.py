@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import lamina
+from lamina.reproduce.registry import TABLES
+from lamina.reproduce.report import page
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # messages.py lies beside this file, which Sphinx does not look at
@@ -19,7 +21,8 @@ project_copyright = "the lamina developers"
 version = release = lamina.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_extra"]
+html_extra_path = ["_extra"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_title = "lamina"
@@ -30,6 +33,9 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 
 # What the program can say is read from its source, so that the list is complete.
+# The page of the paper's tables is made of their results.
+(HERE / "_extra").mkdir(exist_ok=True)
+(HERE / "_extra" / "tables.html").write_text(page(HERE.parent / "experiments", TABLES.values()), encoding="utf-8")
 (HERE / "messages.md").write_text(messages.page(HERE.parent / "src" / "lamina"), encoding="utf-8")
 
 

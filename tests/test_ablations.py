@@ -13,14 +13,14 @@ from lamina.metrics import errors
 from lamina.reproduce import ablation_run
 from lamina.reproduce.ablation_networks import QUICK, Control, Variant, reference
 from lamina.reproduce.ablation_numbers import PAPER
-from lamina.reproduce.ablations import ABLATIONS, FULL, TRAINED, all_jobs, base
+from lamina.reproduce.ablations import FULL, OURS, TABLES, TRAINED, all_jobs, base
 from lamina.reproduce.base import Setting
 from lamina.surfaces.spherical_map import SphericalMap
 
 
 def test_every_table_has_the_numbers_of_the_paper():
-    assert [table.name for table in ABLATIONS] == [*(a.name for a in TRAINED), "ablation_patches"]
-    assert set(PAPER) == {table.name for table in ABLATIONS}
+    assert [table.name for table in TABLES] == [*(a.name for a in TRAINED), "ablation_patches"]
+    assert set(PAPER) == {table.name for table in TABLES}
     counts = {"loss": 6, "features": 5, "k": 11, "query_network": 9, "surface_network": 9, "lambda": 2}
     for name, count in counts.items():
         numbers = PAPER[f"ablation_{name}"]
@@ -66,25 +66,25 @@ def test_the_reference_solves_the_equation():
     assert errors(torch.from_numpy(values), problem.solution(points), remove_mean=True).nmaxe < 1e-4
 
 
-@pytest.mark.parametrize("table", ABLATIONS, ids=lambda table: table.name)
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_the_small_form_has_finite_errors_beside_the_paper(table):
     told = []
     rows = table.rows(Setting(quick=True, report=lambda fraction, what: told.append(fraction)))
     methods = [row["method"] for row in rows]
     assert methods.count("paper") == len(PAPER[table.name]["sphere"])
-    assert {"lamina attention", "lamina trace"} <= set(methods)
+    assert {OURS, "lamina trace"} <= set(methods)
     assert all(np.isfinite([row["nmae"], row["nmaxe"]]).all() for row in rows)
     if table.name != "ablation_patches":
         assert "untrained network, shell" in methods
-        assert all(0 < row["held_out_mse"] < 1 for row in rows if row["method"] == "lamina attention")
+        assert all(0 < row["held_out_mse"] < 1 for row in rows if row["method"] == OURS)
     assert told
     assert all(0 <= fraction <= 1 for fraction in told)
     json.dumps(rows)
 
 
 def test_the_small_form_takes_networks_of_different_shapes():
-    found = {row["parameters"] for table in ABLATIONS[:-1] for row in table.rows(Setting(quick=True))
-             if row["method"] == "lamina attention"}  # fmt: skip
+    found = {row["parameters"] for table in TABLES[:-1] for row in table.rows(Setting(quick=True))
+             if row["method"] == OURS}  # fmt: skip
     assert len(found) >= 5
 
 
@@ -96,7 +96,7 @@ def test_a_run_writes_what_it_found_and_goes_on_where_it_was(tmp_path, capsys, m
     assert run("--only", "trace") == 0
     first = json.loads((tmp_path / "figures.json").read_text())
     assert list(first["found"]) == ["trace"]
-    document = json.loads((tmp_path / "ablation_loss.json").read_text())
+    document = json.loads((tmp_path / "ablation_loss" / "results.json").read_text())
     assert [row["method"] for row in document["rows"]].count("lamina trace") == 1
     assert base(QUICK).name in document["missing"]
     # No time: what was there stays, and what is missing is named.

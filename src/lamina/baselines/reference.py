@@ -25,8 +25,8 @@ class Reference:
     """A solution at the n original vertices, and how far it was taken."""
 
     values: Array  # (n,)
-    change: float  # RMS of what the last refinement changed, over the range of the values
-    ratio: float  # of the last two changes: 4 where u is smooth, less where cone points slow it down
+    change: float  # RMS of what the last refinement changed of them, over their range
+    ratio: float  # of the last two changes before extrapolation: 4 where u is smooth, less at cone points
     levels: int  # refinements made
     vertices: int  # of the finest mesh
     converged: bool  # whether change < tolerance
@@ -75,16 +75,17 @@ def settled(
     """
     V, F = checked_mesh(V, F)
     count, levels = len(V), 0
-    u, change, ratio = solve(V, F), np.inf, 4.0
-    step = np.zeros_like(u)
+    u, ratio, change = solve(V, F), 4.0, np.inf
+    values, before = u, np.inf
     # Closed meshes have 3/2 edges for a triangle, and every edge becomes a vertex.
     while change >= tolerance and len(V) + 3 * len(F) // 2 <= max_vertices:
         V, F = refine(V, F)
         finer = solve(V, F)[:count]
-        before, step, u, levels = change, finer - u, finer, levels + 1
-        change = float(np.sqrt(np.mean(step**2)) / (extent or np.ptp(u)))
-        if levels > 1 and change > 0:
-            ratio = before / change
-    if extrapolate:
-        u = u + step / (min(max(ratio, 2.0), 4.0) - 1)
-    return Reference(u, change, ratio, levels, len(V), change < tolerance)
+        step, u, levels = finer - u, finer, levels + 1
+        size = float(np.sqrt(np.mean(step**2)))
+        if levels > 1 and size > 0:
+            ratio = before / size
+        before, last = size, values
+        values = u + step / (min(max(ratio, 2.0), 4.0) - 1) if extrapolate else u
+        change = float(np.sqrt(np.mean((values - last) ** 2)) / (extent or np.ptp(u)))
+    return Reference(values, change, ratio, levels, len(V), change < tolerance)

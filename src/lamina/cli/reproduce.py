@@ -12,6 +12,7 @@ import typer
 
 from lamina.cli.options import Device, DeviceOpt, Json, print_facts
 from lamina.errors import InputError
+from lamina.reproduce.base import Table
 
 
 def reproduce(
@@ -28,8 +29,8 @@ def reproduce(
 ) -> None:
     """Run a table of the CVPR 2026 paper anew, the paper's numbers beside ours; all: every one, and a page of them."""
     from lamina.progress import progress
-    from lamina.reproduce.registry import TABLES, run
     from lamina.reproduce.base import Setting
+    from lamina.reproduce.registry import TABLES, run
     from lamina.reproduce.report import page
     from lamina.reproduce.tables import markdown
 
@@ -47,19 +48,28 @@ def reproduce(
     with progress("reproducing", False if json_ else None) as update:
         earlier: dict = {}
         for i, t in enumerate(chosen):
-            if t.needs_data and data is None and not quick and table == "all":
-                left.append(t.name)
+            if table == "all" and not quick and (reason := _left_out(t, data, device)):
+                left.append(f"{t.name}: {reason}")
                 continue
 
             def report(fraction: float, what: str, i: int = i, name: str = t.name) -> None:
                 update((i + min(fraction, 0.99)) / len(chosen), f"{name}: {what}")
 
             report(0.0, "starting")
-            rows = run(t, Setting(quick, device.value, data, seeds, report, earlier), folder, command)
+            rows = run(t, Setting(quick, device.value, data, seeds, report, earlier=earlier), folder, command)
             made[t.name] = str(folder / t.name / "table.md")
             if not json_:
                 print(markdown(t, rows), flush=True)
     (folder / "index.html").write_text(page(folder, TABLES.values()), encoding="utf-8")
-    if left:
-        print(f"Left out, for they need the evaluation shapes (--data): {', '.join(left)}.", file=sys.stderr)
+    for line in left:
+        print(f"Left out: {line}", file=sys.stderr)
     print_facts({"page": str(folder / "index.html"), **made}, json_)
+
+
+def _left_out(table: Table, data: Path | None, device: Device) -> str:
+    """Why "all" leaves a table out; nothing if it does not."""
+    if table.needs_data and data is None:
+        return "it needs the evaluation shapes; name their folder by --data or LAMINA_DATA."
+    if table.trains and device is Device.cpu:
+        return "it trains dozens of networks, which takes hours without a GPU; use --device cuda, or name it."
+    return ""

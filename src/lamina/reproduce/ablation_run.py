@@ -2,9 +2,9 @@
 
     python -m lamina.reproduce.ablation_run --device cuda --processes 6 --seconds 540 --out FOLDER
 
-FOLDER/figures.json holds the figures of every network, written anew after each, and FOLDER/ablation_*.json the rows of
-each table that can be made of them. A run that ended early goes on where it was with --done FIGURES. Needs torch, numpy
-and scipy alone.
+FOLDER/figures.json holds the figures of every network, written anew after each, and FOLDER/ablation_*/ results.json and
+table.md, as `lamina reproduce` leaves them. A run that ended early goes on where it was with --done FIGURES. Needs
+torch, numpy and scipy alone.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import platform
 import sys
 import time
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import lamina
+from lamina.export import atomic_write
 from lamina.reproduce.ablation_networks import QUICK, Plan, measure
-from lamina.reproduce.ablations import FULL, TRAINED, Job, all_jobs
+from lamina.reproduce.ablations import FULL, TABLES, TRAINED, Job, all_jobs
 from lamina.reproduce.base import Row
+from lamina.reproduce.record import plain
+from lamina.reproduce.results import circumstances, write_results
 
 SOLVING = 20.0  # seconds kept for the solves that follow a training
 
@@ -57,7 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     jobs = [job for job in all_jobs(plan) if asked.only in job.name]
     found = _earlier(asked.done, plan)
     waiting = [job for job in jobs if job.name not in found]
-    run = _about(asked, plan)
+    command = (
+        f"python -m lamina.reproduce.ablation_run --device {asked.device} --processes {asked.processes} "
+        f"--steps {plan.training.steps} --batch {plan.training.batch}"
+    )
+    run = circumstances(command, device=asked.device, processes=asked.processes, plan=asdict(plan))
     asked.out.mkdir(parents=True, exist_ok=True)
     _say(start, f"{len(waiting)} of {len(jobs)} jobs to do, {asked.processes} processes on {asked.device}")
     _smoke(asked.device)
@@ -124,48 +126,18 @@ def _earlier(path: Path | None, plan: Plan) -> dict[str, Row]:
     if path is None:
         return {}
     document = json.loads(path.read_text())
-    if document["plan"] != _plain(asdict(plan)):
+    if document["plan"] != plain(asdict(plan)):
         raise SystemExit(f"{path} was made with other settings: {document['plan']}, not {asdict(plan)}.")
     return document["found"]
 
 
-def _about(asked: argparse.Namespace, plan: Plan) -> Row:
-    """What is to be known of a run beside its figures."""
-    gpu = torch.cuda.get_device_name(0) if asked.device == "cuda" else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "lamina": lamina.__version__}
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"python -m lamina.reproduce.ablation_run --device {asked.device} --processes {asked.processes} "
-        f"--steps {plan.training.steps} --batch {plan.training.batch}",
-        "machine": {"gpu": gpu, "cores": cores, "platform": platform.platform(), "processes": asked.processes},
-        "versions": versions,
-        "plan": _plain(asdict(plan)),
-    }
-
-
-def _write(folder: Path, plan: Plan, run: Row, found: dict[str, Row]) -> None:
-    _put(folder / "figures.json", {**run, "found": found})
-    for ablation in TRAINED:
+def _write(folder: Path, plan: Plan, about: Row, found: dict[str, Row]) -> None:
+    text = json.dumps(plain({**about, "found": found}), indent=1) + "\n"
+    atomic_write(folder / "figures.json", lambda file: file.write(text.encode()))
+    for ablation, table in zip(TRAINED, TABLES, strict=False):
         missing = [job.name for job in dict.fromkeys(ablation.jobs(plan)) if job.name not in found]
         rows = ablation.rows(plan, lambda job: found.get(job.name))
-        _put(folder / f"{ablation.name}.json", {**run, "missing": missing, "rows": rows})
-
-
-def _put(path: Path, document: Row) -> None:
-    """Whole or not at all."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(_plain(document), indent=1) + "\n")
-    os.replace(draft, path)
-
-
-def _plain(value: Any) -> Any:
-    """value with JSON's own types, floats with six digits."""
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+        write_results(folder, table, rows, {**about, "missing": missing})
 
 
 def _say(start: float, what: str) -> None:

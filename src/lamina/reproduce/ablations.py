@@ -31,7 +31,7 @@ Job = Variant | Control
 Lookup = Callable[[Job], Row | None]  # the figures of a job; None where they are missing
 FIGURES = ("nmae", "nmaxe", "held_out_mse", "eps", "seconds")
 TRACE, UNTRAINED = Control("trace"), Control("untrained")
-OURS, EXACT = "lamina attention", "exact extension, shell"
+OURS, EXACT = "lamina attention (the paper's method)", "exact extension, shell"
 ALPHAS = {"alpha = 0": 0.0, "alpha = 1e-4": 1e-4, "alpha = 1e-3": 1e-3, "alpha = 1e-2": 1e-2, "alpha = 1e-1": 0.1,
           "alpha = 1": 1.0}  # fmt: skip
 WITHOUT = {"all features": (), "without normals": ("normals",), "without curvatures": ("curvatures",),
@@ -182,7 +182,7 @@ def _table(ablation: Ablation) -> Table:
 
         return ablation.rows(plan, lookup)
 
-    return Table(ablation.name, ablation.title, FIGURES, rows)
+    return Table(ablation.name, ablation.title, FIGURES, rows, trains=True)
 
 
 def patch_rows(setting: Setting, network: AttentionNetwork | None = None) -> list[Row]:
@@ -214,7 +214,7 @@ def patch_count(plan: Plan, radius: float, options: Attention, k: int) -> int:
     return len(patches)
 
 
-ABLATIONS = (
+TABLES = (
     *map(_table, TRAINED),
     Table("ablation_patches", "Number of patches", ("nmae", "nmaxe", "patches", "seconds"), patch_rows),
 )

@@ -21,6 +21,7 @@ class Setting:
     data: Path | None = None
     seeds: int = 5
     report: Callable[[float, str], None] = lambda fraction, what: None
+    folder: Path | None = None  # where results are, those of GINO among them
     earlier: dict[str, list[Row]] = field(default_factory=dict)  # rows of the tables that were made before
     pictures: dict[str, Any] = field(default_factory=dict)  # what a table draws: name -> image
 
@@ -46,7 +47,7 @@ class Table:
     rows: Callable[[Setting], list[Row]]
     needs_data: bool = False
     follows: tuple[str, ...] = ()  # tables whose rows it is made of
-    unit: str = ""  # what cases are: "vertices", "shape", ...
+    trains: bool = False  # whether it trains networks: minutes on a GPU, hours without
 
 
 def averaged(rows: list[Row], figures: tuple[str, ...]) -> list[Row]:

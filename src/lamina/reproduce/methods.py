@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lamina.baselines import solve
 from lamina.errors import InputError, SolveError
-from lamina.metrics import errors
+from lamina.metrics import aligned, errors
 from lamina.reproduce.base import Row, Setting
 from lamina.surfaces.base import Surface
 from lamina.surfaces.files import load
@@ -23,6 +23,7 @@ LABELS = {
     "neural": "lamina neural",
     "coupled": "lamina coupled",
     "trace": "lamina trace",
+    "auto": "lamina as it comes",
     "fem": "FEM",
     "fem-robust": "FEM, intrinsic Delaunay",
     "cpm": "CPM, the paper's setting",
@@ -97,6 +98,12 @@ def poisson_row(
         return row | {"failed": str(error)}
 
 
+def fitted_error(values: Tensor, exact: Any, component: Tensor | None = None) -> float:
+    """NRMSE of the multiple of the values that is nearest to exact: what is left when the amplitude does not count."""
+    u, v = aligned(values, torch.zeros_like(values), component), aligned(exact, torch.zeros_like(values), component)
+    return errors(u * float(u @ v) / float(u @ u), v).nrmse
+
+
 def measured(
     answer: solve.Answer,
     exact: Any,
@@ -109,4 +116,5 @@ def measured(
     if keep is not None:
         keep[name] = answer.values
     found = errors(answer.values, exact, remove_mean=remove_mean, component=component).as_dict()
+    found["nrmse_fitted"] = fitted_error(answer.values, exact, component)
     return {**found, "seconds": answer.seconds, "unknowns": answer.unknowns, **answer.facts}

@@ -167,7 +167,7 @@ def convergence_rows(setting: Setting) -> list[Row]:
 
 
 TABLES = (
-    Table("sphere_poisson", "Poisson on the sphere", ("nmae", "nmaxe", "seconds"), poisson_rows, unit="vertices"),
+    Table("sphere_poisson", "Poisson on the sphere", ("nmae", "nmaxe", "seconds"), poisson_rows),
     Table("sphere_heat", "Heat on the sphere", ("nrmse", "seconds"), heat_rows),
     Table(
         "relative_variation",

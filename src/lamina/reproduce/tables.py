@@ -9,9 +9,12 @@ from lamina.reproduce.base import Row, Table
 
 NAMES = {
     "nmae": "NMAE", "nmaxe": "NMaxE", "nrmse": "NRMSE", "seconds": "time (s)", "d_nmae": "NMAE, change in %",
-    "d_nmaxe": "NMaxE, change in %", "d_seconds": "time, change in %", "off": "|h - 1|", "held_out": "held-out loss",
+    "d_nmaxe": "NMaxE, change in %", "d_seconds": "time, change in %", "off": "|h - 1|",
+    "held_out_mse": "held-out loss", "nrmse_fitted": "NRMSE with the best amplitude", "eps": "eps / dx",
+    "patches": "patches",
 }  # fmt: skip
-ERRORS = ("nmae", "nmaxe", "nrmse")
+MANY = 6  # cases that fit across
+ERRORS = ("nmae", "nmaxe", "nrmse", "nrmse_fitted")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,24 @@ class Grid:
     cells: dict[tuple[str, str], str]
     best: set[tuple[str, str]]
     failures: list[str]
+
+    @property
+    def turned(self) -> bool:
+        """Whether cases go down and methods across: where there are many cases."""
+        return len(self.cases) > MANY
+
+    @property
+    def down(self) -> list[str]:
+        return self.cases if self.turned else self.methods
+
+    @property
+    def across(self) -> list[str]:
+        return self.methods if self.turned else self.cases
+
+    def line(self, down: str) -> list[tuple[str, bool]]:
+        """The cells of a line, and which of them are the best of their case."""
+        places = [(other, down) if self.turned else (down, other) for other in self.across]
+        return [(self.cells.get(place, ""), place in self.best) for place in places]
 
 
 def grids(table: Table, rows: list[Row]) -> list[Grid]:
@@ -55,15 +76,26 @@ def grid(figure: str, rows: list[Row]) -> Grid:
     return Grid(figure, kept, cases, cells, best, failures)
 
 
+def remarks(table: Table, rows: list[Row]) -> list[str]:
+    """What failed, and why; and references that are not settled to a tenth of the smallest error beside them."""
+    found = sorted({failure for g in grids(table, rows) for failure in g.failures})
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = [row for row in rows if row["case"] == case and row.get("reference_change") and row.get("nrmse")]
+        if own and own[0]["reference_change"] > 0.1 * min(row["nrmse"] for row in own):
+            change = own[0]["reference_change"]
+            found.append(f"{case}: the last refinement still changed the reference by {change:.1e} (RMS over range).")
+    return found
+
+
 def shown(figure: str, value: float, spread: float | None = None) -> str:
     """A figure as it is printed: errors with three digits, times with two or three, percentages whole."""
     if figure.startswith("d_"):
         return f"{value:+.0f} %"
     if figure == "seconds":
         return f"{value:.3g}"
-    if figure in ("evaluations", "runs"):
+    if figure in ("evaluations", "runs", "patches"):
         return f"{value:.0f}"
-    if figure == "h":
+    if figure in ("h", "eps"):
         return f"{value:.7g}"
     text = f"{value:.2e}"
     return text if spread is None else f"{text} ± {spread:.1e}"
@@ -73,17 +105,13 @@ def markdown(table: Table, rows: list[Row]) -> str:
     parts = [f"# {table.title}\n"]
     for g in grids(table, rows):
         parts.append(f"## {NAMES.get(g.figure, g.figure)}\n")
-        parts.append("| | " + " | ".join(g.cases) + " |")
-        parts.append("|---|" + "---|" * len(g.cases))
-        for method in g.methods:
-            cells = []
-            for case in g.cases:
-                text = g.cells.get((method, case), "")
-                cells.append(f"**{text}**" if (method, case) in g.best else text)
-            parts.append(f"| {method} | " + " | ".join(cells) + " |")
+        parts.append("| | " + " | ".join(g.across) + " |")
+        parts.append("|---|" + "---|" * len(g.across))
+        for down in g.down:
+            cells = [f"**{text}**" if best else text for text, best in g.line(down)]
+            parts.append(f"| {down} | " + " | ".join(cells) + " |")
         parts.append("")
-    failures = {failure for g in grids(table, rows) for failure in g.failures}
-    parts += [f"- {failure}" for failure in sorted(failures)]
+    parts += [f"- {remark}" for remark in remarks(table, rows)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -92,16 +120,13 @@ def as_html(table: Table, rows: list[Row]) -> str:
     for g in grids(table, rows):
         parts.append('<div class="wide"><table>')
         parts.append(f"<caption>{html.escape(NAMES.get(g.figure, g.figure))}</caption>")
-        parts.append("<tr><th></th>" + "".join(f"<th>{html.escape(case)}</th>" for case in g.cases) + "</tr>")
-        for method in g.methods:
-            kind = "paper" if method.startswith("paper") else "lamina" if method.startswith("lamina") else "other"
-            cells = []
-            for case in g.cases:
-                text = html.escape(g.cells.get((method, case), ""))
-                cells.append(f"<td{' class=best' if (method, case) in g.best else ''}>{text}</td>")
-            parts.append(f"<tr class={kind}><th>{html.escape(method)}</th>{''.join(cells)}</tr>")
+        parts.append("<tr><th></th>" + "".join(f"<th>{html.escape(name)}</th>" for name in g.across) + "</tr>")
+        for down in g.down:
+            kind = next((k for k in ("paper", "lamina") if down.startswith(k)), "other")
+            cells = [f"<td{' class=best' if best else ''}>{html.escape(text)}</td>" for text, best in g.line(down)]
+            parts.append(f"<tr class={kind}><th>{html.escape(down)}</th>{''.join(cells)}</tr>")
         parts.append("</table></div>")
-    failures = sorted({failure for g in grids(table, rows) for failure in g.failures})
-    if failures:
-        parts.append("<ul class=failed>" + "".join(f"<li>{html.escape(f)}</li>" for f in failures) + "</ul>")
+    said = remarks(table, rows)
+    if said:
+        parts.append("<ul class=failed>" + "".join(f"<li>{html.escape(remark)}</li>" for remark in said) + "</ul>")
     return "\n".join(parts)

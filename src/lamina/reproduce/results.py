@@ -1,0 +1,28 @@
+"""What a run leaves: results.json with the machine, versions, date and command, and table.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lamina.export import atomic_write
+from lamina.reproduce.base import Row, Table
+from lamina.reproduce.record import machine, now, plain, versions
+from lamina.reproduce.tables import markdown
+
+
+def circumstances(command: str, **more: Any) -> dict[str, Any]:
+    """Machine, versions, date and command. To be asked for before a run, whose own load spoils no times."""
+    return {"date": now(), "command": command, **more, "machine": machine(), "versions": versions()}
+
+
+def write_results(folder: Path, table: Table, rows: list[Row], about: dict[str, Any]) -> list[Row]:
+    """Write results.json and table.md into folder/<name of the table>; the rows as they were written."""
+    place = folder / table.name
+    place.mkdir(parents=True, exist_ok=True)
+    rows = plain(rows)
+    document = {"table": table.name, "title": table.title, **plain(about), "rows": rows}
+    for name, text in (("results.json", json.dumps(document, indent=1) + "\n"), ("table.md", markdown(table, rows))):
+        atomic_write(place / name, lambda file, text=text: file.write(text.encode()))
+    return rows
