@@ -135,6 +135,16 @@ def test_sampling_is_reproducible_and_seeded(run):
     assert nmae("--noise", 0.01) < 3e-2
 
 
+def test_denoise_smooths_a_noisy_mesh_and_says_so(run, tmp_path):
+    V, F = icosphere(3)
+    V = V + 0.03 * torch.randn(V.shape, generator=torch.Generator().manual_seed(0), dtype=V.dtype)
+    path = write_obj(tmp_path / "noisy.obj", V.tolist(), F.tolist())
+    arguments = ("solve", "poisson", path, "--rhs", "-6*x*y", "--exact", "x*y", "--spacing", 0.15, "--json")
+    plain, smoothed = run(*arguments).json, run(*arguments, "--denoise").json
+    assert smoothed["nrmse"] < plain["nrmse"] / 2
+    assert any("Noise of" in warning for warning in smoothed["warnings"])
+
+
 def test_unnormalised_normals_are_normalised_with_a_note(run, tmp_path):
     points = icosphere(4)[0].numpy()
     np.savez(tmp_path / "cloud.npz", points=points, normals=2.5 * points)
@@ -368,6 +378,7 @@ def test_bad_surfaces_get_one_sentence_and_status_2(run, tmp_path, command, name
         (("--noise", "0.1"), "--noise goes with --as points"),
         (("--as", "points", "--samples", "5"), "--samples must be at least 20"),
         (("--as", "points", "--noise", "-1"), "--noise must be >= 0"),
+        (("--denoise",), "--denoise is for meshes; sphere is a"),
     ],
 )
 def test_bad_options_get_one_sentence_and_status_2(run, tmp_path, options, message):

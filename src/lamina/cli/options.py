@@ -71,6 +71,9 @@ Noise = Annotated[
     float, typer.Option(help="With --as points: standard deviation of the noise added to each coordinate.")
 ]
 Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.")]
+Denoise = Annotated[
+    bool, typer.Option("--denoise", help="Of a mesh: find the noise on its vertices and smooth it away first.")
+]
 DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
 DType = Annotated[Precision, typer.Option(help="Precision.")]
 Out = Annotated[

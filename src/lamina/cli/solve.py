@@ -16,6 +16,7 @@ from lamina.cli.options import (
     As,
     BandRadius,
     Bounds,
+    Denoise,
     Device,
     DeviceOpt,
     DType,
@@ -75,6 +76,7 @@ def solve_poisson(
     samples: Samples = 10000,
     noise: Noise = 0.0,
     seed: Seed = 0,
+    denoise: Denoise = False,
     activation: Activation = None,
     omega: Omega = None,
     field: FieldKind = None,
@@ -95,8 +97,8 @@ def solve_poisson(
     f, true = parse(rhs), None if exact is None else parse(exact)
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
-        surface, form, samples, noise, seed, said=said, clip=clip, spacing=spacing, nodes=nodes, order=order,
-        extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
+        surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
+        order=order, extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
         device=device.value, dtype=dtype.value,
     )  # fmt: skip
     held = conditions(dirichlet, neumann, robin)
@@ -147,6 +149,7 @@ def solve_heat(
     samples: Samples = 10000,
     noise: Noise = 0.0,
     seed: Seed = 0,
+    denoise: Denoise = False,
     activation: Activation = None,
     omega: Omega = None,
     field: FieldKind = None,
@@ -175,8 +178,8 @@ def solve_heat(
         frames = GIF_FRAMES
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
-        surface, form, samples, noise, seed, said=said, clip=clip, spacing=spacing, nodes=nodes, order=order,
-        extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
+        surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
+        order=order, extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
         device=device.value, dtype=dtype.value,
     )  # fmt: skip
     low, high = domain.surface.bounds
@@ -251,6 +254,7 @@ class _Run:
         seed: int,
         *,
         said: dict[str, Any],
+        denoise: bool,
         clip: str | None,
         dtype: str,
         extension: Any,
@@ -264,12 +268,17 @@ class _Run:
         from lamina.extension.attention import Attention
         from lamina.surfaces.clipped import clip as clipped
         from lamina.surfaces.files import load
+        from lamina.surfaces.mesh import Mesh
 
         if weights is not None:
             if extension not in ("attention", "auto"):
                 raise InputError(f"--weights goes with --extension attention, not with {extension}.")
             extension = Attention(weights)
         surface = load(name, **said)
+        if denoise:
+            if not isinstance(surface, Mesh):
+                raise InputError(f"--denoise is for meshes; {name} is a {surface.representation}.")
+            surface = surface.denoised()
         if clip is not None:
             surface = clipped(surface, parse(clip))
         original = surface

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_samples
+from lamina.geometry.denoise import denoise
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.orientation import agreeing_sides
@@ -217,6 +219,42 @@ class Mesh(Surface):
             found[rows] |= self.rim_edges[face, side] & (dot(across, across) <= near * length)
             found[rows] |= at_corner[face, side] & (dot(arm, arm) <= near)
         return found
+
+    def denoised(self, noise: float | None = None) -> Mesh:
+        """The mesh without noise on its vertices: same faces, same order of vertices, and a note of what was done.
+
+        noise: standard deviation of the noise on each coordinate, the same everywhere; by default it is found from the
+        mesh. Less than 6 % of the median edge, or than detail of the shape at the scale of the edges, is not taken for
+        noise: such a mesh, as one that is clean, is returned itself. So is any with noise=0. Vertices minimise
+
+            |x - x0|^2 / noise^2 + sum_i |(D x)_i|^2 / s_i^2,
+
+        D a difference of each vertex with its neighbours and s_i^2 its local variance, found from the mesh by empirical
+        Bayes (MacKay 1992; Tipping 2001), so that creases and detail are smoothed less; first for positions, then for
+        heights along normals with s such that the area is neither that of the noise nor less than the surface's: see
+        `lamina.geometry.denoise`. Rims, and edges of more than two faces, are smoothed along themselves, their ends and
+        corners held; unused vertices stay. Gradients with respect to the vertices end here.
+        Raises InputError for a noise that is no finite number >= 0.
+        """
+        if noise is not None and not (isinstance(noise, int | float) and isfinite(noise) and noise >= 0):
+            raise InputError(f"noise must be a finite number >= 0, or None to find it from the mesh, got {noise!r}.")
+        assert self.faces is not None
+        same = self.same_vertex.cpu().numpy()
+        points, faces = self.points.detach().cpu().double().numpy(), same[self.faces.cpu().numpy()]
+        found = denoise(points, faces, noise)
+        if found.moved == 0:
+            return self
+        # Vertices at one place stay at one place.
+        moved = torch.from_numpy(found.vertices[same])
+        made = Mesh(moved.to(self.points), self.faces, name=self.name)
+        what = "was found" if noise is None else "was given"
+        made.notes = [
+            *self.notes,
+            *(note for note in made.notes if note not in self.notes),
+            f"Noise of {found.noise:.3g} on the vertices {what}; they were moved by {found.moved:.3g} (RMS).",
+        ]
+        made.facts = dict(self.facts)
+        return made
 
     def to(self, device=None, dtype=None) -> Mesh:
         moved = super().to(device, dtype)
