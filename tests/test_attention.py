@@ -302,15 +302,18 @@ def test_where_samples_are_sparse_the_feet_of_nodes_take_their_place(level):
     assert bool(torch.isin(band.key[height < 0.39], kept.key).all())
 
 
-def test_a_band_without_feet_nearby_is_refused():
-    """Closest points that jump: those of half of the nodes at the surface lie elsewhere."""
+def test_where_closest_points_jump_the_feet_of_lost_nodes_are_samples():
+    """Feet of the nodes nearest to half of the sphere lie on its other side: no sample would be left there."""
     surface, band = sphere_band(1)
-    away = torch.where(band.feet.points[:, :1] > 0, -band.feet.points, band.feet.points)
-    feet = ClosestPoints(away, band.feet.normals, band.component)
-    height = (band.lattice.position(band.ijk) - band.feet.points).norm(dim=1)
-    broken = replace(band, feet=replace(feet, points=torch.where(height[:, None] < 0.06, away, band.feet.points)))
-    with pytest.raises(InputError, match=r"\d+ of \d+ band nodes .*closest points jump"):
-        sampled_band(surface, broken, 0.2)
+    at = band.lattice.position(band.ijk)
+    height = (at - band.feet.points).norm(dim=1)
+    jumps = (height < 0.06) & (band.feet.points[:, 0] > 0)
+    points = torch.where(jumps[:, None], -band.feet.points, band.feet.points)
+    kept, samples = sampled_band(surface, replace(band, feet=replace(band.feet, points=points)), 0.2)
+    near = band.key[(height <= 3**0.5 * band.spacing) & ~jumps]
+    assert bool(torch.isin(near, kept.key).all())
+    away = torch.cdist(kept.lattice.position(kept.ijk)[torch.isin(kept.key, near)], samples.features.points).amin(1)
+    assert float(away.max()) <= 0.2
 
 
 # The scheme
