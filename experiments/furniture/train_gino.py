@@ -1,56 +1,40 @@
-"""GINO for the tables of furniture and of frequencies: train it on the Spike, and on the evaluation shapes themselves.
+"""GINO for the tables of furniture and of frequencies: trained on the Spike, and on the evaluation shapes themselves.
 
-    python experiments/furniture/train_gino.py prepare --data FOLDER   # solves the training problems by FEM, on a CPU
-    python experiments/furniture/train_gino.py train --device cuda     # trains and measures nine networks side by side
+    python experiments/furniture/train_gino.py train --device cuda     # trains and measures networks side by side
 
-`prepare` writes carry/gino/examples.npz; `train` reads nothing else, needs torch, numpy, scipy, lamina and
-neuraloperator, and writes gino.json (figures, machine, versions, date) and gino_predictions.npz to --out.
-
-Problems: Lap u = sin(w x) sin(w y) sin(w z), w = 1, 10, 20, one network for each w and training set:
+Reads carry/gino/examples.npz (prepare_gino.py) and nothing else, needs torch, numpy, scipy, lamina and neuraloperator,
+and writes gino.json (figures, machine, versions, date) and gino_predictions.npz to --out. One network for each w and
+training set:
   spike       the Spike in random rotations, f being fixed in space;
   single      the Spike as it stands, once (the paper does not say whether copies were turned);
   overfitted  the five evaluation shapes, which are the test as well.
-Shapes are centred and scaled to a longest half-extent of 1; the Spike to a radius of 1, so that it can be turned.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from prepare_gino import EXAMPLES, FREQUENCIES, SHAPES, field
+
+from lamina import metrics
+from lamina.baselines.gino import GINO, GINOConfig, Shape, save_gino
+from lamina.baselines.gino_training import Example, train_gino
+from lamina.reproduce.record import plain
+from lamina.reproduce.results import circumstances
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
-import common  # noqa: E402
-
-from lamina import metrics  # noqa: E402
-from lamina.baselines.gino import GINO, GINOConfig, Shape, save_gino, signed_distances  # noqa: E402
-from lamina.baselines.gino_training import Example, train_gino  # noqa: E402
-
-EXAMPLES = HERE.parents[1] / "carry" / "gino" / "examples.npz"
-SHAPES = {
-    "A": "furniture/chair_A_watertight.ply",
-    "B": "furniture/damaskchair_watertight.ply",
-    "C": "furniture/table_watertight.ply",
-    "D": "furniture/velvetsofa_watertight.ply",
-    "E": "paper/sofa_dense.ply",
-}
-FREQUENCIES = (1, 10, 20)
 SETS = ("spike", "single", "overfitted")
 NETWORKS = tuple(f"{kind}-{w}" for w in FREQUENCIES for kind in SETS)
-LONGEST = 0.07  # edge of a shape, about the spacing of the grid
-LEVEL, FINER = 5, (6, 7)  # of the icosphere: that the network sees, and those that the Spike is solved on
 NOTE = (
     "The shapes stand in for the paper's five ShapeNet shapes, which are not public, and so the columns A to E are not "
     "the paper's. That its frequency table has shape A as its fixed shape, and its furniture table w = 1, is inferred "
@@ -59,116 +43,6 @@ NOTE = (
     "shape says of others is extrapolation: it depends on all of these, and on the seed. The overfitted figures "
     "measure how long one is willing to train. 'zero' is the NRMSE of the answer u = 0."
 )
-
-
-def field(x: np.ndarray, w: float) -> np.ndarray:
-    return np.prod(np.sin(w * x), axis=-1)
-
-
-# --- preparing: on a machine with the shapes, neuraloperator not needed ------------------------------------------
-
-
-def prepare(arguments: argparse.Namespace) -> None:
-    config = GINOConfig()
-    arrays: dict[str, np.ndarray] = {}
-    facts: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "seed": arguments.seed}
-    facts["references"] = {}
-    for letter, file in SHAPES.items():
-        facts["references"][letter] = add_shape(arrays, letter, arguments.data / file, config, arguments)
-        print(letter, json.dumps(facts["references"][letter]), flush=True)
-    if arguments.spike_from:
-        with np.load(arguments.spike_from, allow_pickle=False) as before:
-            arrays |= {key: before[key] for key in before.files if key.startswith("spike_")}
-            facts["spike"] = json.loads(str(before["facts"]))["spike"]
-    else:
-        facts["spike"] = add_spike(arrays, config, arguments)
-    arrays["facts"] = np.array(json.dumps(facts))
-    arguments.examples.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arguments.examples, **arrays)
-    print(arguments.examples.name, round(arguments.examples.stat().st_size / 2**20, 1), "MiB")
-
-
-def add_shape(
-    arrays: dict[str, np.ndarray], letter: str, path: Path, config: GINOConfig, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    import lamina
-    from lamina.baselines.reference import reference_poisson
-    from lamina.baselines.refinement import split_long_edges
-
-    loaded = lamina.load(path)
-    assert loaded.faces is not None
-    low, high = loaded.bounds
-    # Large flat triangles would be holes in the cloud of points that the network sees.
-    V, F = split_long_edges((loaded.points - (low + high) / 2) / ((high - low).max() / 2), loaded.faces, LONGEST)
-    surface = lamina.Mesh(V, F)
-    solved, facts = [], {"file": path.name, "vertices": len(loaded.points), "points": len(V)}
-    for w in FREQUENCIES:
-        reference = reference_poisson(
-            V,
-            F,
-            lambda x, w=w: torch.sin(w * x).prod(1),
-            tolerance=1e-4,
-            max_vertices=arguments.max_vertices,
-            solver=arguments.solver,
-        )
-        solved.append(reference.values)
-        facts[f"w = {w}"] = {"change": reference.change, "vertices": reference.vertices, "ratio": reference.ratio}
-    arrays[f"{letter}_vertices"] = np.array(len(loaded.points))
-    arrays[f"{letter}_points"] = V.astype(np.float32)
-    arrays[f"{letter}_areas"] = surface.areas.numpy().astype(np.float32)
-    arrays[f"{letter}_u"] = np.stack(solved).astype(np.float32)
-    arrays[f"{letter}_distance"] = signed_distances(surface, config).numpy().astype(np.float32)
-    return facts
-
-
-def add_spike(arrays: dict[str, np.ndarray], config: GINOConfig, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The Spike on three nested icospheres: u = u_7 + (u_7 - u_6) / 3 at the vertices of the coarsest."""
-    from scipy.spatial.transform import Rotation
-
-    import lamina
-    from lamina.baselines.fem import SurfaceFEM
-    from lamina.learn.field_target import field_target
-    from lamina.surfaces.spherical_map import spike
-
-    shown = spike(LEVEL)
-    radius = float(spike(FINER[-1]).points.norm(dim=1).max())
-    meshes = [spike(level) for level in FINER]
-    vertices = [m.points.numpy() / radius for m in meshes]
-    solvers = []
-    for v, m in zip(vertices, meshes, strict=True):
-        assert m.faces is not None
-        solvers.append(SurfaceFEM(v, m.faces.numpy(), solver=arguments.solver))
-    rotations = Rotation.random(arguments.rotations + arguments.held_out, rng=np.random.default_rng(arguments.seed))
-    R = np.concatenate([np.eye(3)[None], rotations.as_matrix()])  # the first: as it stands
-    count = len(shown.points)
-    u, change = np.zeros((len(FREQUENCIES), len(R), count)), []
-    for i, w in enumerate(FREQUENCIES):
-        for j, turn in enumerate(R):
-            coarse, fine = (s.poisson(field(v @ turn.T, w))[:count] for s, v in zip(solvers, vertices, strict=True))
-            u[i, j] = fine + (fine - coarse) / 3
-            change.append(float(np.sqrt(np.mean((fine - coarse) ** 2)) / np.ptp(fine)) / 3)
-        print("spike, w =", w, "extrapolated by", max(change[-len(R) :]), "of the range", flush=True)
-    assert shown.faces is not None
-    target = field_target(lamina.Mesh(shown.points / radius, shown.faces))
-    distance = [signed_distances(target, config, torch.from_numpy(turn)).numpy() for turn in R]
-    largest = np.abs(u).max((1, 2))
-    arrays["spike_points"] = (shown.points.numpy() / radius).astype(np.float32)
-    arrays["spike_areas"] = shown.areas.numpy().astype(np.float32)
-    arrays["spike_rotations"] = R
-    arrays["spike_largest"] = largest
-    # Half precision keeps three digits, more than a network learns: what travels to the GPU halves.
-    arrays["spike_u"] = (u / largest[:, None, None]).astype(np.float16)
-    arrays["spike_distance"] = np.stack(distance).astype(np.float16)
-    return {
-        "radius before scaling": radius,
-        "points": count,
-        "rotations": arguments.rotations,
-        "held out": arguments.held_out,
-        "last change": dict(zip(map(str, FREQUENCIES), map(max, np.split(np.array(change), 3)), strict=True)),
-    }
-
-
-# --- training: on a machine with torch, numpy, scipy and neuraloperator ------------------------------------------
 
 
 def furniture(data: Any, w: int) -> dict[str, Example]:
@@ -227,14 +101,14 @@ def train_one(arguments: argparse.Namespace) -> None:
     }[kind]()
     config = GINOConfig(**json.loads(arguments.config))
     log: list[list[float]] = []
+    last: list[float] = []
     start = time.perf_counter()
 
     def report(step: int, figures: dict[str, float]) -> None:
-        if not log or figures["seconds"] >= log[-1][1] + arguments.seconds / 20:
-            log.append([step, round(figures["seconds"], 2), float(f"{figures['loss']:.4g}")])
-        report.last = [step, round(figures["seconds"], 2), float(f"{figures['loss']:.4g}")]  # pyright: ignore
+        last[:] = [step, round(figures["seconds"], 2), float(f"{figures['loss']:.4g}")]
+        if not log or last[1] >= log[-1][1] + arguments.seconds / 20:
+            log.append(list(last))
 
-    report.last = []  # pyright: ignore
     gino = train_gino(
         training,
         config,
@@ -254,14 +128,14 @@ def train_one(arguments: argparse.Namespace) -> None:
         "frequency": int(w),
         "examples": len(training),
         "parameters": gino.parameter_count,
-        "steps": report.last[0],  # pyright: ignore
+        "steps": last[0],
         "seconds": round(seconds, 1),
         "seed": arguments.seed,
         "rate": arguments.rate,
         "nrmse": {letter: value for letter, (value, _) in found.items()},
         "zero": {k: zero(shapes[k], vertices[k]) for k in SHAPES},
         "nrmse_training": [measure(gino, example, arguments.device)[0] for example in some],
-        "log": {"columns": ["step", "seconds", "relative squared error"], "rows": [*log, report.last]},  # pyright: ignore
+        "log": {"columns": ["step", "seconds", "relative squared error"], "rows": [*log, last]},
     }
     if kind != "overfitted":
         figures["nrmse_held_out_rotations"] = [measure(gino, example, arguments.device)[0] for example in held_out]
@@ -271,7 +145,7 @@ def train_one(arguments: argparse.Namespace) -> None:
     np.savez(arguments.out / f"{arguments.network}.npz", **{k: u.astype(np.float32) for k, (_, u) in found.items()})
     if arguments.weights:
         save_gino(arguments.weights / f"{arguments.network}.safetensors", gino, trained_on=kind, frequency=int(w))
-    common.write(arguments.out / f"{arguments.network}.json", json.dumps(figures))
+    (arguments.out / f"{arguments.network}.json").write_text(json.dumps(figures))
 
 
 def smoke(arguments: argparse.Namespace) -> None:
@@ -283,7 +157,7 @@ def smoke(arguments: argparse.Namespace) -> None:
         clock: list[tuple[float, float]] = []
         gino = train_gino(
             examples, config, steps=arguments.steps or 100, rate=arguments.rate, device=arguments.device,
-            report=lambda step, figures: clock.append((step, figures["seconds"])),  # noqa: B023
+            report=lambda step, figures, clock=clock: clock.append((step, figures["seconds"])),
         )  # fmt: skip
         nrmse, _ = measure(gino, examples[0], arguments.device)
         (s0, t0), (s1, t1) = clock[0] if len(clock) > 1 else (0, 0.0), clock[-1]
@@ -356,8 +230,9 @@ def collect(arguments: argparse.Namespace, work: Path, ended: dict[str, int]) ->
         "networks": networks,
         "failed": [name for name, status in ended.items() if status != 0],
     }
-    sys.argv = [sys.argv[0], "train", *_without_paths(sys.argv[2:])]  # which go into the record
-    common.record("gino", figures, arguments.out)
+    command = shlex.join(["python", "experiments/furniture/train_gino.py", "train", *_without_paths(sys.argv[2:])])
+    document = {"benchmark": "gino", **circumstances(command), "figures": figures}
+    (arguments.out / "gino.json").write_text(json.dumps(plain(document), indent=1) + "\n")
     if figures["failed"]:
         sys.exit(1)
 
@@ -372,39 +247,25 @@ def _without_paths(given: list[str]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("prepare", "smoke", "train", "one"))
+    parser.add_argument("part", choices=("smoke", "train", "one"))
     parser.add_argument("--examples", type=Path, default=EXAMPLES)
     parser.add_argument("--seed", type=int, default=0)
-    preparing = parser.add_argument_group("prepare")
-    preparing.add_argument("--data", type=Path, help="folder of the evaluation shapes")
-    preparing.add_argument("--rotations", type=int, default=144, help="of the Spike, to train on")
-    preparing.add_argument("--held-out", type=int, default=16, help="of the Spike, to measure on")
-    preparing.add_argument("--spike-from", type=Path, help="examples of an earlier run whose Spike is kept")
-    preparing.add_argument("--max-vertices", type=int, default=600_000, help="of the finest reference mesh")
-    preparing.add_argument("--solver", default="cholespy", help="of lamina.baselines.fem")
-    training = parser.add_argument_group("train")
-    training.add_argument("--out", type=Path, default=HERE / "results")
-    training.add_argument("--device", default="cpu")
-    training.add_argument("--networks", nargs="*", default=NETWORKS, choices=NETWORKS)
-    training.add_argument("--network", choices=NETWORKS, help="that `one` trains")
-    training.add_argument("--seconds", type=float, default=330.0, help="of training, for each network")
-    training.add_argument("--grace", type=float, default=90.0, help="seconds more before a network is given up")
-    training.add_argument("--steps", type=int, help="end after so many, if seconds are not over before")
-    training.add_argument("--processes", type=int, default=9, help="networks trained at once")
-    training.add_argument("--threads", type=int, default=1, help="of each")
-    training.add_argument("--rate", type=float, default=2e-3)
-    training.add_argument("--config", default="{}", help="what differs from GINOConfig(), as JSON")
-    training.add_argument("--smoke", type=int, default=100, help="steps of the test before, 0 for none")
-    training.add_argument("--weights", type=Path, help="folder to keep them in, 76 MB a network; needs safetensors")
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--networks", nargs="*", default=NETWORKS, choices=NETWORKS)
+    parser.add_argument("--network", choices=NETWORKS, help="that `one` trains")
+    parser.add_argument("--seconds", type=float, default=330.0, help="of training, for each network")
+    parser.add_argument("--grace", type=float, default=90.0, help="seconds more before a network is given up")
+    parser.add_argument("--steps", type=int, help="end after so many, if seconds are not over before")
+    parser.add_argument("--processes", type=int, default=9, help="networks trained at once")
+    parser.add_argument("--threads", type=int, default=1, help="of each")
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--config", default="{}", help="what differs from GINOConfig(), as JSON")
+    parser.add_argument("--smoke", type=int, default=100, help="steps of the test before, 0 for none")
+    parser.add_argument("--weights", type=Path, help="folder to keep them in, 76 MB a network; needs safetensors")
     arguments = parser.parse_args()
-    {"prepare": prepare, "smoke": smoke, "train": train, "one": train_one}[arguments.part](arguments)
+    {"smoke": smoke, "train": train, "one": train_one}[arguments.part](arguments)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception:
-        traceback.print_exc()
-        with contextlib.suppress(Exception):
-            sys.stderr.flush()
-        sys.exit(1)
+    main()
