@@ -8,7 +8,7 @@ from pathlib import Path
 from lamina.export import atomic_write
 from lamina.reproduce import ablations, dirichlet, inverse, meshes, representations, spheres
 from lamina.reproduce.base import Row, Setting, Table
-from lamina.reproduce.results import circumstances, write_results
+from lamina.reproduce.results import circumstances, read_rows, write_results
 
 MODULES = (spheres, representations, meshes, dirichlet, inverse, ablations)
 TABLES: dict[str, Table] = {table.name: table for module in MODULES for table in module.TABLES}
@@ -16,6 +16,9 @@ TABLES: dict[str, Table] = {table.name: table for module in MODULES for table in
 
 def run(table: Table, setting: Setting, folder: Path, command: str) -> list[Row]:
     """Make the table's rows, and write folder/<name>/results.json, table.md and pictures."""
+    for name in table.follows:
+        if name not in setting.earlier and (found := read_rows(folder, name, setting)):
+            setting.earlier[name] = found
     own = replace(setting, folder=folder, pictures={})
     about = circumstances(command, quick=setting.quick, device=setting.device, seeds=setting.seeds)
     rows = write_results(folder, table, table.rows(own), about)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.export import atomic_write
-from lamina.reproduce.base import Row, Table
+from lamina.reproduce.base import Row, Setting, Table
 from lamina.reproduce.record import machine, now, plain, versions
 from lamina.reproduce.tables import markdown
 
@@ -26,3 +26,13 @@ def write_results(folder: Path, table: Table, rows: list[Row], about: dict[str, 
     for name, text in (("results.json", json.dumps(document, indent=1) + "\n"), ("table.md", markdown(table, rows))):
         atomic_write(place / name, lambda file, text=text: file.write(text.encode()))
     return rows
+
+
+def read_rows(folder: Path, name: str, setting: Setting) -> list[Row]:
+    """The rows of an earlier run of a table in the same setting; none where there was none."""
+    path = folder / name / "results.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    same = (found.get("quick"), found.get("device")) == (setting.quick, setting.device)
+    return found["rows"] if same else []
