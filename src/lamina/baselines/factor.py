@@ -40,7 +40,7 @@ def _cholmod(A: sp.csc_array) -> Solve:
     from sksparse import cholmod  # pyright: ignore[reportMissingImports]
 
     if hasattr(cholmod, "cho_factor"):  # scikit-sparse 0.5
-        return cholmod.chofactor(A, order="amd", supernodal_mode="supernodal").solve
+        return cholmod.cho_factor(A, order="amd", supernodal_mode="supernodal").solve
     return cholmod.cholesky(A, ordering_method="amd", mode="supernodal")
 
 

@@ -50,9 +50,10 @@ def train_gino(
     fixed order, so that runs there differ in rounding. report(step, {"loss", "rate", "seconds"}): every 50 steps and
     at the end, with the mean loss since the last. Raises SolveError when the loss is no longer finite.
     """
-    if not examples or (steps is None and seconds is None):
+    if not examples or not (steps or seconds) or min(steps or 1, seconds or 1.0) <= 0:
         raise InputError(
-            f"got {len(examples)} examples, steps = {steps}, seconds = {seconds}; expected one of each kind."
+            f"got {len(examples)} examples, steps = {steps}, seconds = {seconds}; expected at least one example, and "
+            "positive steps, seconds, or both."
         )
     device = available(device)
     config = config or GINOConfig()

@@ -82,6 +82,8 @@ def poisson(
     """
     start = perf_counter()
     if not isinstance(method, str):
+        if conditions is not None or options:
+            raise InputError("A trained operator takes neither conditions nor options; leave them out.")
         values = method.poisson(surface, f)
         return Answer(values, len(values), perf_counter() - start, {})
     if method.startswith("fem"):
@@ -108,6 +110,8 @@ def heat(
 ) -> Answer:
     """du/dt = Lap u for a time, by a method of `METHODS`, as `lamina.heat`. steps: of FEM, 100 unless given."""
     start = perf_counter()
+    if not isinstance(method, str):
+        raise InputError(f"heat knows methods by name: {', '.join(METHODS)}; a trained operator solves Poisson alone.")
     if method.startswith("fem"):
         fem = _fem(method, surface, **options)
         held, value, flux = _on_rim(fem, surface, conditions)

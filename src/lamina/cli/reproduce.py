@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from lamina.cli.options import Device, DeviceOpt, Json, print_facts
-from lamina.errors import InputError
+from lamina.errors import InputError, SolveError
 from lamina.reproduce.base import Table
 
 
@@ -39,10 +40,16 @@ def reproduce(
         return
     if table != "all" and table not in TABLES:
         raise InputError(f"There is no table {table!r}; known: all, {', '.join(TABLES)}.")
-    folder = out or Path("reproduction")
+    if seeds < 1:
+        raise InputError(f"--seeds is {seeds}; expected at least 1.")
     named = os.environ.get("LAMINA_DATA")
     data = data or (Path(named) if named else None)
-    command = shlex.join(["lamina", "reproduce", *[a for a in sys.argv[2:] if a != str(data)]])
+    if data is not None and not data.is_dir():
+        raise InputError(f"{data} is not a folder; name that of the evaluation shapes by --data or LAMINA_DATA.")
+    folder = _made(out or Path("reproduction"))
+    given = {"--quick": quick, "--out": out, "--seeds": seeds if seeds != 5 else None, "--device": device.value}
+    shown = [[name] if value is True else [name, str(value)] for name, value in given.items() if value]
+    command = shlex.join(["lamina", "reproduce", table, *(word for option in shown for word in option)])
     chosen = list(TABLES.values()) if table == "all" else [TABLES[table]]
     made, left = {}, []
     with progress("reproducing", False if json_ else None) as update:
@@ -51,19 +58,41 @@ def reproduce(
             if table == "all" and not quick and (reason := _left_out(t, data, device)):
                 left.append(f"{t.name}: {reason}")
                 continue
+            if quick and _whole(folder / t.name / "results.json"):
+                raise InputError(f"{folder / t.name} has results that are not of the quick form; use another --out.")
 
             def report(fraction: float, what: str, i: int = i, name: str = t.name) -> None:
                 update((i + min(fraction, 0.99)) / len(chosen), f"{name}: {what}")
 
             report(0.0, "starting")
-            rows = run(t, Setting(quick, device.value, data, seeds, report, earlier=earlier), folder, command)
+            try:
+                rows = run(t, Setting(quick, device.value, data, seeds, report, earlier=earlier), folder, command)
+            except (InputError, SolveError) as error:
+                if table != "all":
+                    raise
+                left.append(f"{t.name}: {error}")
+                continue
             made[t.name] = str(folder / t.name / "table.md")
             if not json_:
-                print(markdown(t, rows), flush=True)
+                print(markdown(t, rows, quick=quick), flush=True)
     (folder / "index.html").write_text(page(folder, TABLES.values()), encoding="utf-8")
     for line in left:
         print(f"Left out: {line}", file=sys.stderr)
     print_facts({"page": str(folder / "index.html"), **made}, json_)
+
+
+def _made(folder: Path) -> Path:
+    """The folder, made now rather than after the work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder} cannot be made: {error.strerror}; name a folder that can be.") from None
+    return folder
+
+
+def _whole(results: Path) -> bool:
+    """Whether there are results, and not of the quick form."""
+    return results.exists() and json.loads(results.read_text()).get("quick") is not True
 
 
 def _left_out(table: Table, data: Path | None, device: Device) -> str:

@@ -123,7 +123,7 @@ def sampled_band(surface: Surface, band: Band, radius: float) -> tuple[Band, Sam
     kept, lost = _near(band, radius, samples)
     if bool(lost.any()):  # closest points jump there, and all nodes nearby have feet elsewhere
         samples = _feet_as_samples(band, chosen | lost)
-        kept = kept | lost
+        kept = _near(band, radius, samples)[0] | lost
     return band.take(kept), samples
 
 

@@ -208,6 +208,8 @@ class _Flood:
         away = KDTree(self.points[self.centres]).query(self.points)[0]
         for _ in range(min(count - len(self.centres), len(self.points))):
             centre = int(away.argmax())
+            if away[centre] == 0:
+                break  # every sample is a centre
             self.centres.append(centre)
             self.nodes.append(np.atleast_1d(self.tree.query(self.points[centre], self.k)[1]))
             away = np.minimum(away, np.linalg.norm(self.points - self.points[centre], axis=1))

@@ -115,7 +115,7 @@ class Control:
 def measure(job: Variant | Control, plan: Plan, device: str, report: Report = lambda fraction, what: None) -> Row:
     """Figures of a job: {"settings": ..., "sphere": {nmae, ...}, "starfruit": ...}, and those of the training.
 
-    Where a surface cannot be solved, it has a "note" in place of figures. Raises whatever `report` raises.
+    Where a surface cannot be solved, it has "failed" in place of figures. Raises whatever `report` raises.
     """
     found: Row = {"name": job.name}
     level, options = plan.level, {}
@@ -197,7 +197,7 @@ def solved(name: str, plan: Plan, device: str, level: int, **options: Any) -> Ro
         seconds = time.perf_counter() - start
         found = errors(u, exact, remove_mean=True)
     except (InputError, SolveError) as error:
-        return {"note": str(error)}
+        return {"failed": str(error)}
     return {**found.as_dict(), "nodes": domain.unknowns, "samples": len(cloud.points), "seconds": round(seconds, 2)}
 
 

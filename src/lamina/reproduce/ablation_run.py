@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         found[name] = figures
         errors = {
-            key: value.get("nmae", value.get("note")) for key, value in figures.items() if isinstance(value, dict)
+            key: value.get("nmae", value.get("failed")) for key, value in figures.items() if isinstance(value, dict)
         }
         held, seconds = figures.get("held_out_mse"), figures.get("train_seconds")
         _say(start, f"{name}: held-out {held}, nmae {errors}, trained in {seconds} s")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from time import perf_counter
 
 import numpy as np
@@ -79,8 +80,6 @@ def _solve(
         return steady_explicit(method, surface, held, spacing, setting.device)
     steps = 60 if time == LONG and method != "fem" else None
     device = "cpu" if method == "fem" else setting.device
-    if method in ("attention", "cpm"):
-        steps = None
     return solve.heat(method, surface, initial, time, held, spacing=spacing, steps=steps, device=device)
 
 
@@ -124,12 +123,14 @@ def _reference(
     setting.report(0.0, f"{shape.name}: reference")
 
     def at_vertices(V: np.ndarray, F: np.ndarray) -> np.ndarray:
-        fem, p = SurfaceFEM(V, F), torch.from_numpy(V)
+        p = torch.from_numpy(V)
         if time == LONG:
+            fem = SurfaceFEM(V, F)
             return fem.dirichlet(np.zeros(len(V)), fem.rim, value(p).numpy())
+        fem = SurfaceFEM(V, F, solver="cholespy" if find_spec("cholespy") else "auto")  # one factor for all steps
         return fem.heat(initial(p).numpy(), time, 200, held=fem.rim, values=value(p).numpy())
 
-    most = 20_000 if setting.quick else 400_000 if time == LONG else 100_000
+    most = 20_000 if setting.quick else 1_500_000 if time == LONG else 400_000
     return settled(
         shape.V.numpy(), shape.F.numpy(), at_vertices, tolerance=1e-5, max_vertices=most, extent=extent
     )

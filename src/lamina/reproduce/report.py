@@ -62,6 +62,8 @@ def section(table: Table, result: dict, folder: Path) -> str:
     text = folder / "README.md"
     if text.exists():
         parts.append(prose(text.read_text()))
+    if result.get("quick"):
+        parts.append("<p><strong>Quick form: coarse grids, and stand-ins for the paper's shapes.</strong></p>")
     parts.append(as_html(table, rows))
     if table.name == "convergence":
         parts.append(convergence(rows))

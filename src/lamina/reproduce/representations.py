@@ -111,8 +111,8 @@ def splats(setting: Setting) -> Made:
 
 
 def splats_on(mesh: Surface, count: int, seed: int) -> Splats:
-    """Flat Gaussians on a surface: as wide as their distance, a tenth as thick, a hundredth of the size off it, 1 %
-    more of them anywhere in the box, faint."""
+    """Flat Gaussians on a surface: as wide as their distance, a tenth as thick, a tenth of it off the surface, 1 % more
+    of them anywhere in the box, faint."""
     generator = torch.Generator().manual_seed(seed)
     feet = mesh.sample(count, seed)
     low, high = mesh.bounds

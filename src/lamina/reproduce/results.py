@@ -23,7 +23,8 @@ def write_results(folder: Path, table: Table, rows: list[Row], about: dict[str, 
     place.mkdir(parents=True, exist_ok=True)
     rows = plain(rows)
     document = {"table": table.name, "title": table.title, **plain(about), "rows": rows}
-    for name, text in (("results.json", json.dumps(document, indent=1) + "\n"), ("table.md", markdown(table, rows))):
+    table_text = markdown(table, rows, quick=bool(about.get("quick")))
+    for name, text in (("results.json", json.dumps(document, indent=1) + "\n"), ("table.md", table_text)):
         atomic_write(place / name, lambda file, text=text: file.write(text.encode()))
     return rows
 

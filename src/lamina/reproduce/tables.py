@@ -14,6 +14,7 @@ NAMES = {
     "patches": "patches",
 }  # fmt: skip
 MANY = 6  # cases that fit across
+STOPPED = 1e-6  # a relative residual above which a solve did not converge
 ERRORS = ("nmae", "nmaxe", "nrmse", "nrmse_fitted")
 
 
@@ -79,6 +80,9 @@ def grid(figure: str, rows: list[Row]) -> Grid:
 def remarks(table: Table, rows: list[Row]) -> list[str]:
     """What failed, and why; and references that are not settled to a tenth of the smallest error beside them."""
     found = sorted({failure for g in grids(table, rows) for failure in g.failures})
+    for row in rows:
+        if (row.get("residual") or 0) > STOPPED:
+            found.append(f"{row['method']}, {row['case']}: the solve stopped at a residual of {row['residual']:.1e}.")
     for case in dict.fromkeys(row["case"] for row in rows):
         own = [row for row in rows if row["case"] == case and row.get("reference_change") and row.get("nrmse")]
         if own and own[0]["reference_change"] > 0.1 * min(row["nrmse"] for row in own):
@@ -93,7 +97,7 @@ def shown(figure: str, value: float, spread: float | None = None) -> str:
         return f"{value:+.0f} %"
     if figure == "seconds":
         return f"{value:.3g}"
-    if figure in ("evaluations", "runs", "patches"):
+    if figure in ("evaluations", "patches"):
         return f"{value:.0f}"
     if figure in ("h", "eps"):
         return f"{value:.7g}"
@@ -101,8 +105,10 @@ def shown(figure: str, value: float, spread: float | None = None) -> str:
     return text if spread is None else f"{text} ± {spread:.1e}"
 
 
-def markdown(table: Table, rows: list[Row]) -> str:
+def markdown(table: Table, rows: list[Row], *, quick: bool = False) -> str:
     parts = [f"# {table.title}\n"]
+    if quick:
+        parts.append("Quick form: coarse grids, and stand-ins for the paper's shapes.\n")
     for g in grids(table, rows):
         parts.append(f"## {NAMES.get(g.figure, g.figure)}\n")
         parts.append("| | " + " | ".join(g.across) + " |")
