@@ -24,7 +24,7 @@ Examples:
 """
 
 app = typer.Typer(
-    help="Partial differential equations on surfaces: meshes, point clouds, splats, neural fields, built-in shapes.",
+    help="Solve PDEs on meshes, point clouds, splats, neural fields, built-in shapes.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
