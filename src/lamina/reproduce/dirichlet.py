@@ -130,7 +130,7 @@ def _reference(
         fem = SurfaceFEM(V, F, solver="cholespy" if find_spec("cholespy") else "auto")  # one factor for all steps
         return fem.heat(initial(p).numpy(), time, 200, held=fem.rim, values=value(p).numpy())
 
-    most = 20_000 if setting.quick else 1_500_000 if time == LONG else 400_000
+    most = 20_000 if setting.quick else 1_500_000 if time == LONG else 100_000
     return settled(
         shape.V.numpy(), shape.F.numpy(), at_vertices, tolerance=1e-5, max_vertices=most, extent=extent
     )
