@@ -218,15 +218,15 @@ def test_reference_settles_and_extrapolation_helps() -> None:
     assert not fine.converged
     assert (fine.levels, fine.vertices) == (4, 40962)
     assert 3 < fine.ratio < 4.5
-    settled = reference_poisson(V, F, rhs, tolerance=4e-4)
-    assert settled.converged
-    assert settled.change < 4e-4
-    assert errors(settled.values, fine.values).nrmse < 4e-4
     plain, better = (
-        reference_poisson(V, F, rhs, tolerance=0, max_vertices=12_000, extrapolate=extrapolate)
-        for extrapolate in (False, True)
+        reference_poisson(V, F, rhs, tolerance=4e-4, extrapolate=extrapolate) for extrapolate in (False, True)
     )
-    assert plain.levels == better.levels == 3
+    assert better.converged
+    assert better.change < 4e-4
+    assert errors(plain.values, fine.values).nrmse < 2e-4
+    # On the same mesh: what is extrapolated settles on a coarser one.
+    better = reference_poisson(V, F, rhs, tolerance=0, max_vertices=plain.vertices + 1)
+    assert better.levels == plain.levels
     assert better.change < 0.25 * plain.change
     assert errors(better.values, fine.values).nrmse < 0.25 * errors(plain.values, fine.values).nrmse
 

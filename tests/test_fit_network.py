@@ -128,10 +128,10 @@ def test_training_clouds_come_in_every_kind_and_repeat_themselves():
 
 
 def test_training_lowers_the_loss_and_leaves_a_network(tmp_path):
-    plan = FitTraining(steps=20, batch=96, clouds=2, samples=64, validate_every=10, seed=1)
+    plan = FitTraining(steps=30, batch=128, clouds=3, samples=64, validate_every=15, seed=1)
     network = train_fits(lamina.spike(), lamina.starfruit(), tmp_path, SMALL, plan)
     lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
-    assert [line["step"] for line in lines] == [10, 20]
+    assert [line["step"] for line in lines] == [15, 30]
     assert lines[1]["held_out_loss"] < lines[0]["held_out_loss"]
     found = load_fit_network(tmp_path / FINAL)
     assert found.config == SMALL

@@ -90,7 +90,7 @@ def test_a_rigid_motion_changes_no_more_than_the_grid_does_with_the_exact_extens
     """
     semi = torch.tensor([1.0, 0.8, 0.6], dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
-    turns, shifts = random_rotations(3, generator), torch.rand(3, 3, generator=generator, dtype=torch.float64)
+    turns, shifts = random_rotations(4, generator), torch.rand(4, 3, generator=generator, dtype=torch.float64)
     spread = {}
     for extension in ("attention", "closest-point"):
         found = []
