@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lamina
+from hemisphere import half_icosphere
 from lamina.baselines.solve import METHODS, heat, poisson
 from lamina.errors import InputError
 from lamina.gallery import sphere_poisson
@@ -22,9 +23,7 @@ def mesh(level: int = 4) -> lamina.Mesh:
 
 
 def half(level: int = 4) -> lamina.Mesh:
-    V, F = icosphere(level)
-    used, corner = torch.unique(F[(V[F][:, :, 2] > -1e-9).all(1)], return_inverse=True)
-    return lamina.Mesh(V[used], corner)
+    return half_icosphere(level)
 
 
 @pytest.mark.parametrize("method", METHODS)

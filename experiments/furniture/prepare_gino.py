@@ -25,16 +25,10 @@ from lamina.baselines.gino import GINOConfig, signed_distances
 from lamina.baselines.reference import reference_poisson
 from lamina.baselines.refinement import split_long_edges
 from lamina.learn.field_target import field_target
+from lamina.reproduce.paper import STAND_INS as SHAPES
 from lamina.surfaces.spherical_map import spike
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "carry" / "gino" / "examples.npz"
-SHAPES = {
-    "A": "furniture/chair_A_watertight.ply",
-    "B": "furniture/damaskchair_watertight.ply",
-    "C": "furniture/table_watertight.ply",
-    "D": "furniture/velvetsofa_watertight.ply",
-    "E": "paper/sofa_dense.ply",
-}
 FREQUENCIES = (1, 10, 20)
 SETS = ("spike", "single", "overfitted")
 NETWORKS = tuple(f"{kind}-{w}" for w in FREQUENCIES for kind in SETS)

@@ -64,6 +64,10 @@ class Answer:
     seconds: float
     facts: dict[str, Any]
 
+    @property
+    def cost(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "unknowns": self.unknowns, **self.facts}
+
 
 def poisson(
     method: str | Operator,

@@ -68,7 +68,7 @@ def rows(setting: Setting) -> list[Row]:
                 made.append(row | {"failed": str(error)})
                 continue
             found = errors(answer.values, exact.values, extent=extent).as_dict()
-            made.append(row | found | {"seconds": answer.seconds, "unknowns": answer.unknowns, **answer.facts})
+            made.append(row | found | answer.cost)
     return made
 
 
@@ -94,12 +94,12 @@ def steady_explicit(method: str, surface: Surface, held: Condition, spacing: flo
     zero = torch.zeros(domain.unknowns, dtype=torch.float64, device=domain.points.device)
     right = hold.step(zero, dt, 0.0)
 
-    def residual(x: np.ndarray) -> np.ndarray:
+    def without_step(x: np.ndarray) -> np.ndarray:
         u = torch.from_numpy(x).to(zero)
         return (u - hold.step(u, dt, 0.0) + right).cpu().numpy()
 
     count = domain.unknowns
-    A = aslinearoperator(_Map((count, count), residual))
+    A = aslinearoperator(_Map((count, count), without_step))
     x, info = gmres(A, right.cpu().numpy(), rtol=1e-8, restart=200, maxiter=15)
     if info:
         raise SolveError("GMRES did not find the steady state of the explicit steps in 3000 iterations.")

@@ -28,13 +28,6 @@ from lamina.view.camera import View, upright_axis
 from lamina.view.render import render
 
 FINE = (0.02, 0.01)  # further spacings of the trace scheme: seconds where the paper takes half a minute
-FURNITURE = {
-    "A": "furniture/chair_A_watertight.ply",
-    "B": "furniture/damaskchair_watertight.ply",
-    "C": "furniture/table_watertight.ply",
-    "D": "furniture/velvetsofa_watertight.ply",
-    "E": "paper/sofa_dense.ply",
-}
 COORDINATE = {"apple": 1, "octopus": 2, "jared": 1, "sofa": 0, "holey_human": 0, "fastener": 2}
 NOISE = {"0.0005": 0.0005, "0.001": 0.001, "0.005": 0.005, "0.01": 0.01}
 FREQUENCIES = {"w = 1": 1.0, "w = 10": 10.0, "w = 20": 20.0}
@@ -148,9 +141,9 @@ def denoised_row(noisy: Shape, f: Callable[[Tensor], Tensor], setting: Setting, 
 
 
 def furniture_rows(setting: Setting) -> list[Row]:
-    made = paper.furniture(list(FURNITURE))
+    made = paper.furniture(list(paper.STAND_INS))
     f = product_of_sines(1.0)
-    for case, file in FURNITURE.items():
+    for case, file in paper.STAND_INS.items():
         if setting.quick and case != "A":
             continue
         shape = stand_in() if setting.quick else read(setting, file, scaled=True)
@@ -163,7 +156,7 @@ def furniture_rows(setting: Setting) -> list[Row]:
 
 def frequency_rows(setting: Setting) -> list[Row]:
     made = paper.frequency(list(FREQUENCIES))
-    shape = stand_in() if setting.quick else read(setting, FURNITURE["A"], scaled=True)
+    shape = stand_in() if setting.quick else read(setting, paper.STAND_INS["A"], scaled=True)
     for case, w in FREQUENCIES.items():
         if setting.quick and w > 1:
             continue

@@ -117,4 +117,4 @@ def measured(
         keep[name] = answer.values
     found = errors(answer.values, exact, remove_mean=remove_mean, component=component).as_dict()
     found["nrmse_fitted"] = fitted_error(answer.values, exact, component)
-    return {**found, "seconds": answer.seconds, "unknowns": answer.unknowns, **answer.facts}
+    return found | answer.cost

@@ -60,8 +60,7 @@ def rows(setting: Setting) -> list[Row]:
             except (InputError, SolveError) as error:
                 made.append(row | {"failed": str(error)})
                 continue
-            made.append(row | _errors(answer.values, mean, surface) | {
-                "seconds": answer.seconds, "unknowns": answer.unknowns, **answer.facts})  # fmt: skip
+            made.append(row | _errors(answer.values, mean, surface) | answer.cost)
     return made
 
 

@@ -96,7 +96,7 @@ def heat_rows(setting: Setting) -> list[Row]:
                     made.append(row | {"failed": str(error)})
                     continue
                 found = errors(answer.values, _decayed(shape.V, time), extent=extent).as_dict()
-                made.append(row | found | {"seconds": answer.seconds, "unknowns": answer.unknowns, **answer.facts})
+                made.append(row | found | answer.cost)
     return made
 
 
