@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.blend import Blend
 from lamina.geometry.jets import TRUST, TRUST_NEIGHBOUR, Jets
-from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.neighbours import k_nearest, tangent_frames
 from lamina.geometry.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.learn.fit_network import FitNetwork, Fits, Neighbourhoods
@@ -27,7 +27,7 @@ NOISE = 1.3  # a cloud is noisy if samples lie so many times farther from their 
 ROUGHLY = 0.02  # spacings that the fits of a noisy cloud err by: more, and it is fitted again
 AGAIN = 2  # times that a noisy cloud is fitted again
 USUAL, WORSE, LOST = 0.9, 4.0, 0.2  # a fit is doubtful with so many times the error of so many, and so many spacings
-FEW = 0.01  # share of outliers from which on there may be more
+HARDLY, FEW = 0.001, 0.01  # share of outliers up to which there are no others, and from which on there may be more
 FEWEST = 4  # times as many samples as a neighbourhood has are needed for it
 
 
@@ -89,10 +89,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Found:
-    """Fits, the samples (k,) that they stand for, how to blend them, and whether the samples are noisy."""
+    """Fits, the samples (k,) that they stand for, which of these (k,) bear themselves out only, how to blend them, and
+    whether the samples are noisy."""
 
     fits: Fitted
     kept: Tensor
+    alone: Tensor
     manner: Manner
     noisy: bool
 
@@ -113,7 +115,8 @@ def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimat
             wider = evaluate(network, points, normals, rows, k)
             wins = (wider.error < fits.error[rows]).nonzero()[:, 0]
             fits = fits.put(rows[wins], wider.take(wins))
-    kept = (~_doubtful(fits.detach())).nonzero()[:, 0]
+    off, every_fit = fits.off.detach() > 0, fits
+    kept = (~(off | _poor(fits.detach()))).nonzero()[:, 0]
     fits = fits.take(kept)
     if estimated:
         fits = fits.facing(orient_normals(fits.centres.detach(), fits.frames[:, 2].detach()))
@@ -124,11 +127,17 @@ def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimat
             looks = fits.frames[:, 2]
             fits = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1]).facing(looks)
         fits = replace(fits, error=error)
-    agreed = _agreed(fits.detach(), manner)
-    if len(kept) < (1 - FEW) * len(points):
-        # Where there are outliers some are still among the samples, and a jet would run through them.
+    agreed, doubtful = _agreed(fits.detach(), manner), 1 - len(kept) / len(points)
+    fits, kept = fits.take(agreed), kept[agreed]
+    if not estimated and not noisy and float(off.double().mean()) <= HARDLY:
+        # Nothing speaks against a clean sample but that fits cannot follow it: the rim of an ear, the tip of a horn.
+        alone = (~off).index_fill(0, kept, False)
+        fits = every_fit.put(kept, fits).put(alone.nonzero()[:, 0], _planes(every_fit, points, normals, alone))
+        return Found(fits.take(~off), every[~off], alone[~off], manner, noisy)
+    if doubtful > FEW:
+        # Some outliers are still among the samples, and a jet would run through them.
         manner = replace(manner, jets=ROUGH.jets)
-    return Found(fits.take(agreed), kept[agreed], manner, noisy)
+    return Found(fits, kept, torch.zeros_like(kept, dtype=torch.bool), manner, noisy)
 
 
 def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor, k: int) -> Fitted:
@@ -159,11 +168,18 @@ def _noisy(fits: Fitted, points: Tensor) -> bool:
     return float((dot(offset, offset).sqrt() / fits.error).median()) > NOISE
 
 
-def _doubtful(fits: Fitted) -> Tensor:
-    """Which samples (m,) the network takes for outliers, or fits much worse than most others of the cloud."""
+def _poor(fits: Fitted) -> Tensor:
+    """Which samples (m,) the network fits much worse than most others of the cloud."""
     usual = fits.error.kthvalue(max(1, round(USUAL * len(fits.error)))).values
-    limit = torch.maximum(WORSE * usual, LOST * fits.spacing.median())
-    return (fits.off > 0) | (fits.error > limit)
+    return fits.error > torch.maximum(WORSE * usual, LOST * fits.spacing.median())
+
+
+def _planes(fits: Fitted, points: Tensor, normals: Tensor, which: Tensor) -> Fitted:
+    """Planes through the samples which (m,), by their own normals, in place of their fits."""
+    some, looks = fits.take(which), normals[which]
+    looks = torch.where(dot(looks, some.frames[:, 2])[:, None] < 0, -looks, looks)
+    flat = torch.zeros_like(some.coefficients)
+    return replace(some, centres=points[which], frames=tangent_frames(looks), coefficients=flat)
 
 
 def _agreed(fits: Fitted, manner: Manner) -> Tensor:

@@ -22,9 +22,9 @@ from scipy.spatial import Delaunay, QhullError
 from torch import Tensor
 
 from lamina.geometry.neighbours import voronoi_areas
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.triangles import dot, triangle_areas, unit
 
-POWER, LOOSE = 3.0, 0.3
+POWER, LOOSE, LARGE = 3.0, 0.3, 0.01
 UNITS = 10_000  # costs are whole numbers of this part
 SHAKE = 1e-9  # of the extent
 FLAT = 1e-6  # six volumes, over the cube of the size, of a tetrahedron that is but a piece of a plane
@@ -37,7 +37,8 @@ def triangulate(points: Tensor, normals: Tensor) -> Tensor | None:
     None where there are too few points. On the CPU, wherever the points are.
     """
     p, n = points.detach().double().cpu(), normals.detach().double().cpu()
-    inwards = float((voronoi_areas(p, n)[:, None] * (p - p.mean(0)) * n).sum()) < 0
+    areas = voronoi_areas(p, n)
+    inwards = float((areas[:, None] * (p - p.mean(0)) * n).sum()) < 0
     n = -n if inwards else n
     p = _shaken(p)
     try:
@@ -46,7 +47,7 @@ def triangulate(points: Tensor, normals: Tensor) -> Tensor | None:
         return None
     tets, across = (torch.from_numpy(v.astype(np.int64)) for v in (found.simplices, found.neighbors))
     inside_costs, outside_costs = _sky(p[tets], n[tets])
-    face, within, beyond, cost = _faces(p, tets, across)
+    face, within, beyond, cost = _faces(p, tets, across, float(areas.mean()))
     outside = _cut(inside_costs, outside_costs, within, beyond, cost)
     a, b = outside[within], outside[beyond]
     # `face` looks from `within` to `beyond`.
@@ -65,8 +66,7 @@ def _sky(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
 
     Flat ones take up nothing of the sky, or, seen from a corner between the others, by mistake the half of it.
     """
-    edges = corner[:, 1:] - corner[:, :1]
-    solid = torch.linalg.det(edges).abs() > FLAT * edges.abs().amax((1, 2)) ** 3
+    solid = _solid(corner)
     inside, outside = torch.zeros_like(corner[:, 0, 0]), torch.zeros_like(corner[:, 0, 0])
     for k, others in enumerate(OPPOSITE):
         edge = corner[:, others] - corner[:, k, None]
@@ -77,6 +77,12 @@ def _sky(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
     return inside, outside
 
 
+def _solid(corner: Tensor) -> Tensor:
+    """Which tetrahedra (t,) with corners (t, 4, 3) are more than a piece of a plane."""
+    edge = corner[:, 1:] - corner[:, :1]
+    return torch.linalg.det(edge).abs() > FLAT * edge.abs().amax((1, 2)) ** 3
+
+
 def _solid_angle(edge: Tensor) -> Tensor:
     """Of the cone (t,) over edges (t, 3, 3): Van Oosterom and Strackee 1983, "The solid angle of a plane triangle"."""
     a, b, c = edge.unbind(1)
@@ -85,12 +91,13 @@ def _solid_angle(edge: Tensor) -> Tensor:
     return 2 * torch.atan2(over, la * lb * lc + dot(a, b) * lc + dot(a, c) * lb + dot(b, c) * la)
 
 
-def _faces(p: Tensor, tets: Tensor, across: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _faces(p: Tensor, tets: Tensor, across: Tensor, usual: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each face (f, 3) once, the tetrahedra (f,), (f,) that it looks from and to, and what it costs in the surface.
 
-    The world around has the number of tetrahedra, and the circumsphere of a half space.
+    The world around has the number of tetrahedra, and the circumsphere of a half space. So has a flat tetrahedron, on
+    either side: where the centre of its own is depends on rounding.
     """
-    count = len(tets)
+    count, solid = len(tets), _solid(p[tets])
     centre = _circumcentres(p[tets])
     parts = []
     for k, others in enumerate(OPPOSITE):
@@ -100,9 +107,9 @@ def _faces(p: Tensor, tets: Tensor, across: Tensor) -> tuple[Tensor, Tensor, Ten
         normal = unit(torch.linalg.cross(p[face[:, 1]] - origin, p[face[:, 2]] - origin))
         turned = dot(p[tets[own, k]] - origin, normal) > 0
         face, normal = torch.where(turned[:, None], face.flip(1), face), torch.where(turned[:, None], -normal, normal)
-        here = -_height(centre[own] - origin, normal)
-        there = torch.where(other < 0, 1.0, _height(centre[other] - origin, normal))
-        cost = LOOSE * (1 - torch.minimum(here, there))
+        here = torch.where(solid[own], -_height(centre[own] - origin, normal), 1.0)
+        there = torch.where((other < 0) | ~solid[other], 1.0, _height(centre[other] - origin, normal))
+        cost = LOOSE * (1 - torch.minimum(here, there)) + LARGE * triangle_areas(p[face]) / usual
         parts.append((face, own, torch.where(other < 0, count, other), cost))
     face, own, other, cost = (torch.cat(part) for part in zip(*parts, strict=True))
     return face, own, other, cost

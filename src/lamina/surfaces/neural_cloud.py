@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.extension.neural import FEWEST, Fitted, Manner, robust_fits
+from lamina.extension.neural import FEWEST, Found, robust_fits
 from lamina.geometry.blend import Blend
 from lamina.geometry.fitting import Choice, Cloud, Fit, choose_ways
 from lamina.geometry.jets import Jets
@@ -52,19 +52,23 @@ class NeuralCloud(PointCloud):
             pieces = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
             whole = ~small_pieces(pieces, FEWEST_IN_COMPONENT)
             self.noisy = found.noisy
-            self._settle(points, given, fits.take(whole), kept[whole], found.manner)
+            self._settle(points, given, replace(found, fits=fits.take(whole), kept=kept[whole], alone=found.alone[whole]))
 
-    def _settle(self, points: Tensor, given: Tensor, fits: Fitted, kept: Tensor, manner: Manner) -> None:
-        """Make the surface of fits, or of jets where these are better, to the samples kept (k,)."""
+    def _settle(self, points: Tensor, given: Tensor, found: Found) -> None:
+        """Make the surface of fits, or of jets where these are better."""
+        fits, kept, manner = found.fits, found.kept, found.manner
         looks = fits.frames[:, 2]
         component = connected_pieces(fits.centres.detach(), looks.detach())
         # Positions and normals as given, their signs put right: better than those of fits if they are clean.
         own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
-        choice, jets, rows = _jets(Cloud(points[kept], own, component), manner.jets * fits.error.detach())
+        bound = torch.where(found.alone, 0.0, manner.jets * fits.error.detach())
+        choice, jets, rows, predicted = _jets(Cloud(points[kept], own, component), bound)
         p, n = fits.centres.index_copy(0, rows, points[kept[rows]]), looks.index_copy(0, rows, own[rows])
         cloud = Cloud(p, n, component)
         near = cloud.neighbours(torch.arange(len(p), device=p.device), manner.among)
         both = fits.jets(near) if jets is None else fits.jets(near).replaced(rows, jets)
+        expected = fits.error.detach()
+        self.expected_error = expected.index_copy(0, rows, torch.minimum(expected[rows], predicted[rows]))
         self._live = Fit(cloud, near, both, choice, None)
         self._fit = self._live.detach()
         self._live_blend = Blend(p, n, near, both, manner.reach, manner.sharp)
@@ -129,8 +133,9 @@ class NeuralCloud(PointCloud):
         return replace(feet, points=points, normals=normals, beyond=beyond)
 
 
-def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor]:
-    """Jets at the samples rows (r,) whose leave-one-out errors are below a bound (m,), and the way they are fitted."""
+def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Tensor]:
+    """Jets at the samples rows (r,) whose leave-one-out errors are below a bound (m,), the way they are fitted, and
+    these errors (m,) of all samples."""
     choice, _ = choose_ways(cloud, widest=2.0)
     every = torch.arange(len(cloud.points), device=cloud.points.device)
     near = cloud.neighbours(every, max(choice.way.k, AROUND))
@@ -142,4 +147,4 @@ def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor]:
     better = (error < bound) & (choice.error < torch.inf)
     rows = better.nonzero()[:, 0]
     jets = cloud.fit(near[rows], choice.way) if len(rows) else None
-    return choice, jets, rows
+    return choice, jets, rows, error
