@@ -203,7 +203,8 @@ class _Grid:
 
     def corners(self, cell: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers (c, 8) of the corners of cells (c, 3) among the nodes known by then, and phi there (c, 8)."""
-        key = self.keys(cell[:, None] + OCTANTS.to(cell.device))
+        # Keys are linear: from a cell to its corners it is as far everywhere.
+        key = self.keys(cell)[:, None] + self.keys(self.low + OCTANTS.to(cell.device))
         self._know(torch.unique(key))
         place = torch.searchsorted(self.key, key)
         return place, self.value[place]
