@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo-output
 
-.PHONY: install demo test lint docs viewer clean
+.PHONY: install demo test lint doctest docs viewer clean
 
 install: .venv/.installed
 	@echo "Installed: $(CURDIR)/$(BIN)/lamina"
@@ -21,10 +21,15 @@ demo: .venv/.installed
 	@echo "  solution.ply   the surface with the solution, for MeshLab, Blender or ParaView"
 	@echo "  report.json    what was solved, how, and how long it took"
 
-# One thread a worker: the workers share the cores already.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --doctest-modules src/lamina
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations=10
+# One thread a worker: the workers share the cores already. Memory once had is kept (glibc; others take no notice):
+# handing it back to the system and asking for it again takes a tenth of the time.
+TEST := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 $(BIN)/pytest
+
+test: lint doctest
+	$(TEST) -n 2 --dist worksteal --durations=10
+
+doctest: .venv/.installed-dev
+	$(TEST) --doctest-modules src/lamina
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -36,7 +36,7 @@ SAMPLED = 0.5  # feet of nodes within so many dx are samples, about one for ever
 MOST_SAMPLES = 1024  # of a patch; the network takes means over them, which more would not change
 KERNELS = ("gaussian", "exponential")
 SIDE = {"cpu": 24, "cuda": 48}  # nodes along the side of the blocks of rows that are assembled together
-ENTRIES = {"cpu": 2**24, "cuda": 2**27}  # of what is made on the way
+ENTRIES = {"cpu": 2**21, "cuda": 2**27}  # of what is made on the way: on a CPU few enough for its caches
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def assemble(
         rows = node_order[low:high]
         entry, _ = expand(first[rows], times[rows])
         meeting, seat = torch.unique(torch.div(place_order[entry], k, rounding_mode="floor"), return_inverse=True)
-        attention = _attention(network, patches, meeting, positions, surface, scores, scale)
+        attention = _attention(network, patches, meeting, positions, surface, scores, blend, scale)
         around = torch.unique(patches.nodes[meeting])
         local[around] = torch.arange(len(around), device=device)
         where = local[patches.nodes[meeting]]  # (q, k) columns of the strip
@@ -251,17 +251,17 @@ def assemble(
         for strip in torch.arange(len(rows), device=device).split(max(1, ENTRIES[device.type] // len(around))):
             a, b = int(end[strip[0]] - times[rows[strip[0]]]), int(end[strip[-1]])
             row = torch.repeat_interleave(torch.arange(len(strip), device=device), times[rows[strip]])
-            weights = attention[line[a:b]] * blend.reshape(-1)[place_order[entry[a:b]], None].to(dtype)
-            index = row[:, None] * len(around) + where[seat[a:b]]
+            weights = attention.index_select(0, line[a:b])
+            index = where.index_select(0, seat[a:b]).add_(row[:, None] * len(around))
             dense = torch.zeros(len(strip) * len(around), dtype=dtype, device=device)
             dense = dense.scatter_add_(0, index.reshape(-1), weights.reshape(-1)).reshape(len(strip), -1)
             # The largest of a row stays, whatever the tolerance.
-            kept = dense >= dense.amax(1, keepdim=True).clamp(max=max(tolerance, torch.finfo(dense.dtype).tiny))
-            dense = dense * kept
-            dense = dense / dense.sum(1, keepdim=True)
-            columns.append(around.to(torch.int32)[kept.nonzero()[:, 1]])
-            values.append(dense[kept])
-            counts[rows[strip]] = kept.sum(1)
+            least = dense.amax(1, keepdim=True).clamp(max=max(tolerance, torch.finfo(dense.dtype).tiny))
+            at, column = (dense >= least).nonzero().unbind(1)
+            kept = dense[at, column]
+            columns.append(around.to(torch.int32)[column])
+            values.append(kept / kept.new_zeros(len(strip)).index_add(0, at, kept)[at])
+            counts[rows[strip]] = torch.bincount(at, minlength=len(strip))
     return _to_csr(columns, values, counts, node_order)
 
 
@@ -295,9 +295,10 @@ def _attention(
     positions: Tensor,
     surface: SurfaceFeatures,
     scores: Tensor,
+    blend: Tensor,
     scale: float,
 ) -> Tensor:
-    """Weights (q k, k) of the patches numbered which (q,), a row for each of their nodes."""
+    """Weights (q k, k) of the patches numbered which (q,), a row for each of their nodes, times those of blending."""
     k = patches.nodes.shape[1]
     out = []
     step = max(1, ENTRIES[scores.device.type] // k**2)
@@ -306,7 +307,8 @@ def _attention(
         some = which[i : i + step]
         bare = Patches(patches.centres[some], patches.nodes[some], none, none, patches.distances[some])
         nodes = localise(bare, positions, surface, scale).nodes
-        out.append(torch.softmax(network.logits(nodes, nodes, scores[some]), -1))
+        weights = torch.softmax(network.logits(nodes, nodes, scores[some]), -1)
+        out.append(weights * blend[some, :, None].to(weights))
     return torch.cat(out).reshape(-1, k)
 
 

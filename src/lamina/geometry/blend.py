@@ -64,7 +64,8 @@ class Blend:
         return replace(self, points=self.points.detach(), normals=self.normals.detach(), jets=self.jets.detach())
 
     def _chunk(self, x: Tensor, near: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
-        offset = x[:, None] - self.points[near]
+        flat = near.reshape(-1)
+        offset = x[:, None] - self.points.index_select(0, flat).reshape(*near.shape, 3)
         square = dot(offset, offset)
         least = square.amin(1, keepdim=True)
         weight = (1 - (square - least) / support[:, None]).clamp_min(0) ** 3
@@ -72,21 +73,24 @@ class Blend:
         if self.sharp:
             return _sharp(-offset, weight, g, normal, support)
         # The sheet that x is nearest to is that of most weight, whatever a single sample says.
-        looks = self.normals[near]
+        looks = self.normals.index_select(0, flat).reshape(*near.shape, 3)
         ahead = unit((weight[..., None] * looks).sum(1))
         return _mean(weight * (dot(looks, ahead[:, None]) > BACK), g, normal)
 
     def _offsets(self, x: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
         """Signed distances (n, j) of x (n, 3) to the jets near (n, j), and normals (n, j, 3)."""
         jets, flat = self.jets, near.reshape(-1)
-        scale, frame = jets.scale[flat], jets.frames[flat]
-        offset = (x[:, None] - jets.centres[near]).reshape(-1, 3, 1)
+        count = coefficient_count(jets.degree)
+        scale, frame, centre, reach, coefficients = (
+            v.index_select(0, flat)
+            for v in (jets.scale, jets.frames, jets.centres, jets.reach, jets.coefficients[:, :count])
+        )
+        offset = (x[:, None] - centre.reshape(*near.shape, 3)).reshape(-1, 3, 1)
         local = (frame @ offset)[..., 0] / scale[:, None]
         # Beyond its reach a jet goes on as its tangent plane does.
         across = local[:, :2].norm(dim=1).clamp_min(1e-30)
-        held = local[:, :2] * (jets.reach[flat] / across).clamp(max=1)[:, None]
-        coefficients = jets.coefficients[flat, : coefficient_count(jets.degree)].T.contiguous()
-        h, ha, hb, *_ = height_derivatives(coefficients, held[:, 0], held[:, 1], jets.degree)
+        held = local[:, :2] * (reach / across).clamp(max=1)[:, None]
+        h, ha, hb, *_ = height_derivatives(coefficients.T.contiguous(), held[:, 0], held[:, 1], jets.degree)
         h = h + ha * (local[:, 0] - held[:, 0]) + hb * (local[:, 1] - held[:, 1])
         level = (1 + ha * ha + hb * hb).rsqrt()
         normal = torch.stack([-ha * level, -hb * level, level], 1)[:, None] @ frame

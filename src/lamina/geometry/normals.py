@@ -8,11 +8,12 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 from torch import Tensor
 
-from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.neighbours import PointTree, k_nearest
 from lamina.geometry.triangles import dot
 from lamina.geometry.winding import WindingTree
 
 START_NEIGHBOURS, MOST_NEIGHBOURS = 24, 192
+EIGEN_BATCH = 2**15  # matrices
 FLAT = 0.1  # height over width of a neighbourhood above which noise is suspected
 TREE_NEIGHBOURS = 12
 CLEAR = 0.9  # of two neighbours that agree beyond doubt
@@ -30,34 +31,48 @@ def pca_normals(points: Tensor, k: int | None = None) -> Tensor:
     k None: 24 (a quarter of a small cloud), and without weights doubled up to 192 while neighbourhoods are thick
     (height over width above 0.1) and become flatter by growing, as they do when it is noise and not curvature.
     """
+    tree = PointTree(points)
     if k is not None:
-        return _principal(points, k, weighted=True)[0]
+        return _least(_covariances(points, *tree.query(points, min(k, len(points))), weighted=True)).to(points.dtype)
     start = k = min(START_NEIGHBOURS, max(6, len(points) // 4))
-    normals, thickness = _principal(points, k, weighted=False)
+    near = tree.query(points, min(k, len(points)))
+    chosen = _covariances(points, *near, weighted=False)
+    thickness = _thickness(chosen)
     while thickness > FLAT and 2 * k <= min(MOST_NEIGHBOURS, len(points) // 4):
-        wider, thinner = _principal(points, 2 * k, weighted=False)
+        wider = _covariances(points, *tree.query(points, 2 * k), weighted=False)
+        thinner = _thickness(wider)
         if thinner > 0.8 * thickness:  # noise would shrink by a half, curvature would double
             break
-        normals, thickness, k = wider, thinner, 2 * k
-    return normals if k > start else _principal(points, k, weighted=True)[0]
+        chosen, thickness, k = wider, thinner, 2 * k
+    return _least(chosen if k > start else _covariances(points, *near, weighted=True)).to(points.dtype)
 
 
-def _principal(points: Tensor, k: int, weighted: bool) -> tuple[Tensor, float]:
-    """Normals (n, 3), and the median over points of height / width of the neighbourhood."""
-    index, distance = k_nearest(points, min(k, len(points)))
-    normals, thickness = [], []
+def _covariances(points: Tensor, index: Tensor, distance: Tensor, weighted: bool) -> Tensor:
+    """Of neighbourhoods with the given index (n, k) and distances, (n, 3, 3) float64: float32 would lose the small
+    eigenvalue of flat ones."""
+    found = []
     size = max(1, 2**20 // index.shape[1])
     for rows, away in zip(index.split(size), distance.split(size), strict=True):
-        weight = torch.ones_like(away)[..., None]
+        near = points.index_select(0, rows.reshape(-1)).reshape(*rows.shape, 3)
         if weighted:
             weight = (1 - (away / (1.01 * away[:, -1:]).clamp_min(1e-300)) ** 2)[..., None].square()
-        mean = (weight * points[rows]).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
-        offset = points[rows] - mean
-        # eigh of float32 covariances loses the small eigenvalue of flat neighbourhoods.
-        values, vectors = torch.linalg.eigh((offset.transpose(1, 2) @ (weight * offset)).double())
-        normals.append(vectors[..., 0].to(points.dtype))
-        thickness.append((values[:, 0].clamp_min(0) / values[:, 1].clamp_min(1e-300)).sqrt())
-    return torch.cat(normals), float(torch.cat(thickness).median())
+            offset = near - (weight * near).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+            heavy = weight * offset
+        else:
+            heavy = offset = near - near.mean(1, keepdim=True)
+        found.append((offset.transpose(1, 2) @ heavy).double())
+    return torch.cat(found)
+
+
+def _thickness(covariances: Tensor) -> float:
+    """Median over points of height / width of the neighbourhood."""
+    values = torch.cat([torch.linalg.eigvalsh(part) for part in covariances.split(EIGEN_BATCH)])
+    return float((values[:, 0].clamp_min(0) / values[:, 1].clamp_min(1e-300)).sqrt().median())
+
+
+def _least(covariances: Tensor) -> Tensor:
+    """The directions (n, 3) of least variance."""
+    return torch.cat([torch.linalg.eigh(part).eigenvectors[..., 0] for part in covariances.split(EIGEN_BATCH)])
 
 
 def orient_normals(

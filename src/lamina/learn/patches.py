@@ -254,9 +254,10 @@ def samples_in_boxes(points: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor,
     row = (i * shape[1] + first[box, 1] + columns % across) * shape[2]
     start = torch.searchsorted(key, row + first[box, 2])
     stop = torch.searchsorted(key, row + last[box, 2], right=True)
-    place, column = expand(start, (stop - start).clamp_min(0))
-    found, owner = order[place], box[column]
-    inside = ((points[found] >= low[owner]) & (points[found] <= high[owner])).all(1)
+    entry, column = expand(start, (stop - start).clamp_min(0))
+    found, owner = order[entry], box[column]
+    place = points.index_select(0, found)
+    inside = ((place >= low.index_select(0, owner)) & (place <= high.index_select(0, owner))).all(1)
     return found[inside], owner[inside]
 
 

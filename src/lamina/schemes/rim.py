@@ -38,10 +38,10 @@ class Flat:
     corners: Tensor  # (t, 3, 3)
 
     def place(self, source: Tensor, bary: Tensor) -> Tensor:
-        return torch.einsum("ns,nsd->nd", bary, self.corners[source])
+        return torch.einsum("ns,nsd->nd", bary, self.corners.index_select(0, source))
 
     def along(self, source: Tensor, bary: Tensor, direction: Tensor) -> Tensor:
-        return torch.einsum("ns,nsd->nd", direction, self.corners[source])
+        return torch.einsum("ns,nsd->nd", direction, self.corners.index_select(0, source))
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Curved:
 
     def place(self, source: Tensor, bary: Tensor) -> Tensor:
         following = bary.roll(-1, 1)
-        return torch.einsum("ns,nsd->nd", torch.cat([bary * (2 * bary - 1), 4 * bary * following], 1), self.six[source])
+        shares = torch.cat([bary * (2 * bary - 1), 4 * bary * following], 1)
+        return torch.einsum("ns,nsd->nd", shares, self.six.index_select(0, source))
 
     def along(self, source: Tensor, bary: Tensor, direction: Tensor) -> Tensor:
         mixed = bary * direction.roll(-1, 1) + direction * bary.roll(-1, 1)
-        return torch.einsum(
-            "ns,nsd->nd", torch.cat([direction * (4 * bary - 1), 4 * mixed], 1), self.six[source]
-        )
+        shares = torch.cat([direction * (4 * bary - 1), 4 * mixed], 1)
+        return torch.einsum("ns,nsd->nd", shares, self.six.index_select(0, source))
 
 
 @dataclass(frozen=True)

@@ -202,10 +202,12 @@ class _Grid:
         return torch.stack([torch.div(j, ny, rounding_mode="floor"), j % ny, k], -1) + self.low
 
     def corners(self, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (c, 8) of the corners of cells (c, 3), and phi there (c, 8)."""
-        key = self.keys(cell[:, None] + OCTANTS.to(cell.device))
+        """Numbers (c, 8) of the corners of cells (c, 3) among the nodes known by then, and phi there (c, 8)."""
+        # Keys are linear: from a cell to its corners it is as far everywhere.
+        key = self.keys(cell)[:, None] + self.keys(self.low + OCTANTS.to(cell.device))
         self._know(torch.unique(key))
-        return key, self.value[torch.searchsorted(self.key, key)]
+        place = torch.searchsorted(self.key, key)
+        return place, self.value[place]
 
     def _know(self, key: Tensor) -> None:
         """Evaluate phi at those of the nodes (n,) where it is not known yet."""
@@ -245,7 +247,7 @@ def _follow(grid: _Grid, seeds: Tensor) -> Crossed:
         frontier = key[seen[place] != key]
         seen = torch.sort(torch.cat([seen, frontier])).values
     cell = torch.cat(crossed) if crossed else seeds[:0]
-    corner = torch.searchsorted(grid.key, grid.corners(cell)[0]) if len(cell) else cell.new_zeros(0, 8)
+    corner = grid.corners(cell)[0] if len(cell) else cell.new_zeros(0, 8)
     return Crossed(grid.lattice, grid.from_keys(grid.key), grid.value, cell, corner)
 
 
@@ -262,10 +264,10 @@ def find(phi: Function, box: Tensor, pieces: float) -> Crossed:
     cell = grid.low + torch.cartesian_prod(*(torch.arange(int(n), device=low.device) for n in grid.count))
     further = 0
     while True:
-        key, value = grid.corners(cell)
+        corner, value = grid.corners(cell)
         negative = value < 0
         mixed = negative.any(1) & ~negative.all(1)
-        near = mixed | (value.abs().amin(1) <= 3**0.5 / 2 * _variation(torch.searchsorted(grid.key, key), value, mixed))
+        near = mixed | (value.abs().amin(1) <= 3**0.5 / 2 * _variation(corner, value, mixed))
         crossed = int(mixed.sum())
         # Cells crossed by a plane of normal n number |n_1| + |n_2| + |n_3| to spacing^2, 3/2 on average.
         wanted = math.sqrt(1.5 * pieces / crossed) if crossed else math.inf  # spacing over that asked for
