@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.blend import Blend
 from lamina.geometry.jets import TRUST, TRUST_NEIGHBOUR, Jets
-from lamina.geometry.neighbours import k_nearest
+from lamina.geometry.neighbours import PointTree, k_nearest
 from lamina.geometry.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.learn.fit_network import FitNetwork, Fits, Neighbourhoods
@@ -89,28 +89,29 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Found:
-    """Fits, the samples (k,) that they stand for, how to blend them, and whether the samples are noisy."""
+    """Fits, the samples (k,) that they stand for, how to blend them, whether the samples are noisy; and the tree of
+    the fits' centres."""
 
     fits: Fitted
     kept: Tensor
     manner: Manner
     noisy: bool
+    tree: PointTree
 
 
-def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimated: bool) -> Found:
+def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: Tensor, *, estimated: bool) -> Found:
     """The surface that samples show.
 
-    points (m, 3), normals (m, 3): all samples. estimated: whether normals came from the points themselves, so that
+    points (m, 3), normals (m, 3): all samples; tree: of them, without gradients. estimated: whether normals came from the points themselves, so that
     their signs are to be found anew once the points have been moved to their fits. The fits have the
     gradients of the samples and of the network; what is decided by looking at them is held fixed.
     """
     sizes = [k for k in network.config.neighbours if FEWEST * k <= len(points)]
-    every = torch.arange(len(points), device=points.device)
-    fits = evaluate(network, points, normals, every, sizes[0])
+    fits = evaluate(network, points, normals, tree.own(sizes[0])[0])
     for k in sizes[1:]:
         rows = (fits.error > LARGE * fits.spacing).detach().nonzero()[:, 0]
         if len(rows):
-            wider = evaluate(network, points, normals, rows, k)
+            wider = evaluate(network, points, normals, tree.query(points[rows], k)[0])
             wins = (wider.error < fits.error[rows]).nonzero()[:, 0]
             fits = fits.put(rows[wins], wider.take(wins))
     kept = (~_doubtful(fits.detach())).nonzero()[:, 0]
@@ -122,18 +123,19 @@ def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimat
         manner, error = ROUGH, fits.error
         for _ in range(AGAIN):
             looks = fits.frames[:, 2]
-            fits = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1]).facing(looks)
+            near, _ = k_nearest(fits.centres.detach(), sizes[-1])
+            fits = evaluate(network, fits.centres, looks, near).facing(looks)
         fits = replace(fits, error=error)
-    agreed = _agreed(fits.detach(), manner)
+    agreed, tree = _agreed(fits.detach(), manner)
     if len(kept) < (1 - FEW) * len(points):
         # Where there are outliers some are still among the samples, and a jet would run through them.
         manner = replace(manner, jets=ROUGH.jets)
-    return Found(fits.take(agreed), kept[agreed], manner, noisy)
+    return Found(fits.take(agreed), kept[agreed], manner, noisy, tree)
 
 
-def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor, k: int) -> Fitted:
-    """What the network finds at samples rows (n,) from their k nearest."""
-    index, _ = k_nearest(points.detach(), k, points[rows].detach())
+def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, index: Tensor) -> Fitted:
+    """What the network finds at the samples index[:, 0] from their nearest, index (n, k)."""
+    k = index.shape[1]
     network = network.to(points.device)
     live = torch.is_grad_enabled() and (points.requires_grad or any(p.requires_grad for p in network.parameters()))
     parts = []
@@ -166,14 +168,19 @@ def _doubtful(fits: Fitted) -> Tensor:
     return (fits.off > 0) | (fits.error > limit)
 
 
-def _agreed(fits: Fitted, manner: Manner) -> Tensor:
-    """Rows (k,) of fits that agree with the blend of those around them, in two rounds."""
+def _agreed(fits: Fitted, manner: Manner) -> tuple[Tensor, PointTree]:
+    """Rows (k,) of fits that agree with the blend of those around them, in two rounds, and the tree of their centres."""
     rows = torch.arange(len(fits.centres), device=fits.centres.device)
+    tree = PointTree(fits.centres)
     for _ in range(2):
         some = fits.take(rows)
-        near, _ = k_nearest(some.centres, min(manner.among + 1, len(rows)))
+        near, _ = tree.own(min(manner.among + 1, len(rows)))
         looks = some.frames[:, 2]
         others = Blend(some.centres, looks, near[:, 1:], some.jets(near), manner.reach, sharp=False)
         phi, mean = others(some.centres, torch.arange(len(rows), device=rows.device))
-        rows = rows[(dot(mean, looks) > manner.cosine) & (phi.abs() < manner.offset * others.spacing)]
-    return rows
+        agree = ((dot(mean, looks) > manner.cosine) & (phi.abs() < manner.offset * others.spacing)).nonzero()[:, 0]
+        if len(agree) == len(rows):
+            break  # the second round would find the same
+        rows = rows[agree]
+        tree = PointTree(fits.centres[rows])
+    return rows, tree

@@ -10,7 +10,7 @@ jets around some of them, and then treated as clean.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -31,6 +31,7 @@ GAUSSIAN = {TYPICAL: 0.607, SAFE: 0.934}  # RMS of that part of normal deviates
 NORMALS_HELP, DEGREE_HELPS, SAFETY_HELPS = 0.7, 0.99, 0.7  # must cut the leave-one-out error to this
 THICKNESS = 6.0  # a neighbourhood's radius is at least this many leave-one-out errors
 CENTRES, BLENDED = 32, 16  # jets that share a smoothed neighbourhood, and those that a place blends
+SHARED = 32  # neighbours that are looked for, at least, where they are for all samples: others will ask again
 RECENTRED = 16  # neighbours among which the sample nearest to a foot is looked for
 
 
@@ -59,24 +60,28 @@ class Cloud:
     points: Tensor  # (m, 3)
     normals: Tensor  # (m, 3)
     component: Tensor  # (m,) int64
+    known: PointTree | None = field(default=None, repr=False, compare=False)  # of the points, where there is one
 
     @cached_property
     def pieces(self) -> PieceTrees:
-        return PieceTrees(self.points.detach(), self.component)
+        return PieceTrees(self.points.detach(), self.component, self.tree)
 
     @cached_property
     def tree(self) -> PointTree:
-        return PointTree(self.points.detach())
+        return self.known or PointTree(self.points.detach())
 
     @cached_property
     def search(self) -> Nearest:
         return Nearest(self.points.detach(), self.component)
 
     def detach(self) -> Cloud:
-        return Cloud(self.points.detach(), self.normals.detach(), self.component)
+        return Cloud(self.points.detach(), self.normals.detach(), self.component, self.tree)
 
     def neighbours(self, rows: Tensor, k: int) -> Tensor:
         """The k nearest (n, k) of samples `rows` in their component, first the sample itself."""
+        every = len(rows) == len(self.points)
+        if len(self.pieces.trees) == 1 and k <= len(self.points) and (every or self.tree.knows(k)):
+            return self.tree.own(max(k, min(SHARED, len(self.points))))[0][rows][:, :k]
         return self.pieces.query(self.points[rows].detach(), self.component[rows], k)[0]
 
     def fit(self, near: Tensor, way: Way, leave_out: bool = False) -> Jets:
@@ -189,7 +194,7 @@ def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
     if safe == typical:
         return jets
     with torch.no_grad():
-        around, _ = k_nearest(cloud.points[near[:, 0]], min(16, len(near)))
+        around = cloud.tree.own(16)[0] if len(near) >= 16 else k_nearest(cloud.points[near[:, 0]], len(near))[0]
         one, other = (cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical))
         rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
     return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from lamina.extension.neural import FEWEST, Fitted, Manner, robust_fits
 from lamina.geometry.blend import Blend
 from lamina.geometry.fitting import Choice, Cloud, Fit, choose_ways
 from lamina.geometry.jets import Jets
-from lamina.geometry.neighbours import connected_pieces, k_nearest, voronoi_areas
+from lamina.geometry.neighbours import PointTree, connected_pieces, voronoi_areas
 from lamina.geometry.outliers import small_pieces
 from lamina.geometry.triangles import dot
 from lamina.learn.fit_network import FitNetwork
@@ -45,24 +46,30 @@ class NeuralCloud(PointCloud):
             )
         with torch.set_grad_enabled(self.tracked):
             points, given = self._live_samples()
-            found = robust_fits(network, points, given, estimated=cloud.estimated)
+            tree = PointTree(points.detach())
+            found = robust_fits(network, tree, points, given, estimated=cloud.estimated)
             fits, kept = found.fits, found.kept
             if len(kept) < least // 2:
                 raise InputError(f'extension="neural" finds no surface in {len(points)} points; use extension="jet".')
-            pieces = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
-            whole = ~small_pieces(pieces, FEWEST_IN_COMPONENT)
+            component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach(), found.tree)
+            whole = (~small_pieces(component, FEWEST_IN_COMPONENT)).nonzero()[:, 0]
+            if len(whole) < len(kept):
+                fits, kept = fits.take(whole), kept[whole]
+                component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
             self.noisy = found.noisy
-            self._settle(points, given, fits.take(whole), kept[whole], found.manner)
+            self._settle(Cloud(points, given, component, tree), fits, kept, found.manner)
 
-    def _settle(self, points: Tensor, given: Tensor, fits: Fitted, kept: Tensor, manner: Manner) -> None:
-        """Make the surface of fits, or of jets where these are better, to the samples kept (k,)."""
+    def _settle(self, samples: Cloud, fits: Fitted, kept: Tensor, manner: Manner) -> None:
+        """Make the surface of fits, or of jets where these are better, to the samples kept (k,); components are those
+        of the fits."""
+        points, given, component = samples.points, samples.normals, samples.component
+        tree = samples.tree if len(kept) == len(points) else None
         looks = fits.frames[:, 2]
-        component = connected_pieces(fits.centres.detach(), looks.detach())
         # Positions and normals as given, their signs put right: better than those of fits if they are clean.
         own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
-        choice, jets, rows = _jets(Cloud(points[kept], own, component), manner.jets * fits.error.detach())
+        choice, jets, rows = _jets(Cloud(points[kept], own, component, tree), manner.jets * fits.error.detach())
         p, n = fits.centres.index_copy(0, rows, points[kept[rows]]), looks.index_copy(0, rows, own[rows])
-        cloud = Cloud(p, n, component)
+        cloud = Cloud(p, n, component, tree if len(rows) == len(kept) else None)
         near = cloud.neighbours(torch.arange(len(p), device=p.device), manner.among)
         both = fits.jets(near) if jets is None else fits.jets(near).replaced(rows, jets)
         self._live = Fit(cloud, near, both, choice, None)
@@ -74,18 +81,26 @@ class NeuralCloud(PointCloud):
     def _record(self, kept: Tensor) -> None:
         """Normals, components and areas of all points, from the samples kept (k,)."""
         cloud, unique = self.fit.cloud, self._unique
-        nearest = k_nearest(cloud.points, 1, unique)[0][:, 0]
+        nearest = torch.full_like(self._component, -1)
         nearest[kept] = torch.arange(len(kept), device=kept.device)
+        others = (nearest < 0).nonzero()[:, 0]
+        if len(others):
+            nearest[others] = cloud.tree.query(unique[others], 1)[0][:, 0]
         self._kept, self._sample = kept, nearest
         self._normals, self._component = cloud.normals[nearest], cloud.component[nearest]
         self.normals, self.component = self._normals[self._unique_of], self._component[self._unique_of]
         if len(kept) < len(unique):
             dropped = len(unique) - len(kept)
             self.notes.append(f"{dropped} points were found off the surface of the others: they have no part in it.")
-        cells = torch.zeros_like(unique[:, 0])
-        cells[kept] = voronoi_areas(cloud.points, cloud.normals)
+        vars(self).pop("areas", None)  # the cloud's
+
+    @cached_property
+    def areas(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Share (n,) of the area, found when first asked for: E does not want it."""
+        cells = torch.zeros_like(self._unique[:, 0])
+        cells[self._kept] = voronoi_areas(self.fit.cloud.points, self.fit.cloud.normals)
         share = torch.bincount(self._unique_of, minlength=len(cells)).to(cells)
-        self.areas = (cells / share)[self._unique_of]
+        return (cells / share)[self._unique_of]
 
     def own_feet(self) -> ClosestPoints:
         """The fitted samples of `points`, for outliers the nearest ones."""
