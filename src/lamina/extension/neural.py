@@ -21,7 +21,7 @@ from lamina.geometry.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.learn.fit_network import FitNetwork, Fits, Neighbourhoods
 
-ROWS = {"cpu": 2**10, "cuda": 2**15}  # neighbourhoods of 64 at a time
+ROWS = {"cpu": 2**9, "cuda": 2**15}  # neighbourhoods of 64 at a time
 LARGE = 0.05  # error, in spacings, with which a wider neighbourhood is tried
 NOISE = 1.3  # a cloud is noisy if samples lie so many times farther from their fits than these err
 ROUGHLY = 0.02  # spacings that the fits of a noisy cloud err by: more, and it is fitted again
