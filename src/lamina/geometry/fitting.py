@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.geometry.jets import Jets, fit_jets, project
+from lamina.geometry.jets import Jets, fit_and_predict, fit_jets, project
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.neighbours import PieceTrees, PointTree, k_nearest
 from lamina.geometry.triangles import dot, unit
@@ -87,6 +87,10 @@ class Cloud:
     def fit(self, near: Tensor, way: Way, leave_out: bool = False) -> Jets:
         near = near[:, : way.k]
         return fit_jets(self.points, self.normals, near, way.degree, slopes=way.slopes, leave_out=leave_out)
+
+    def fit_and_predict(self, near: Tensor, way: Way) -> tuple[Jets, Tensor]:
+        """Jets without gradients, and how high (m,) they would be over samples left out."""
+        return fit_and_predict(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
 
 
 @dataclass(frozen=True)

@@ -149,12 +149,12 @@ def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor]:
     choice, _ = choose_ways(cloud, widest=2.0)
     every = torch.arange(len(cloud.points), device=cloud.points.device)
     near = cloud.neighbours(every, max(choice.way.k, AROUND))
-    jets = cloud.detach().fit(near, choice.way, leave_out=True)
-    # Where no neighbour counts nothing is predicted, and the height is zero.
-    squares = torch.where((jets.coefficients == 0).all(1), torch.inf, jets.height.square())
-    error = squares[near[:, :AROUND]].mean(1).sqrt()
+    jets, height = cloud.fit_and_predict(near, choice.way)
+    error = height.square()[near[:, :AROUND]].mean(1).sqrt()
     # An infinite error of all says that samples are noisier than their neighbourhoods are wide.
     better = (error < bound) & (choice.error < torch.inf)
     rows = better.nonzero()[:, 0]
-    jets = cloud.fit(near[rows], choice.way) if len(rows) else None
-    return choice, jets, rows
+    if not len(rows):
+        return choice, None, rows
+    live = torch.is_grad_enabled() and (cloud.points.requires_grad or cloud.normals.requires_grad)
+    return choice, cloud.fit(near[rows], choice.way) if live else jets.take(rows), rows
