@@ -386,3 +386,17 @@ def height_derivatives(c: Tensor, a: Tensor, b: Tensor, degree: int) -> Tensor:
         hb = torch.addcmul(p1, hb, a)
         hbb = torch.addcmul(p2, hbb, a)
     return torch.stack([h, ha, hb, 2 * haa, hab, 2 * hbb])
+
+
+def height_slopes(c: Tensor, a: Tensor, b: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first three of height_derivatives alone."""
+    h = ha = hb = torch.zeros_like(a)
+    for i in range(degree, -1, -1):
+        p, p1 = c[coefficient_count(degree - 1) + degree - i], torch.zeros_like(a)
+        for j in range(degree - i - 1, -1, -1):
+            p1 = torch.addcmul(p, p1, b)
+            p = torch.addcmul(c[coefficient_count(i + j - 1) + j], p, b)
+        ha = torch.addcmul(h, ha, a)
+        h = torch.addcmul(p, h, a)
+        hb = torch.addcmul(p1, hb, a)
+    return h, ha, hb

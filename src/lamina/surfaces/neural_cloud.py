@@ -21,6 +21,7 @@ from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.point_cloud import FEWEST_IN_COMPONENT, PointCloud
 
 STEPS = 3  # from the foot on one jet to that on the blend
+THERE = 1e-10  # spacings from the blend: the next step would move a foot by rounding only
 FARTHEST = 2.5  # spacings from a foot to the nearest sample
 AROUND = 16  # samples whose leave-one-out errors judge a place
 
@@ -133,15 +134,32 @@ class NeuralCloud(PointCloud):
         feet = super()._feet(x, index)
         points, normals = feet.points, feet.normals
         index = self._nearest_sample(points.detach())
-        blend = self._live_blend if torch.is_grad_enabled() and points.requires_grad else self._blend
-        for _ in range(STEPS):
-            phi, normals = blend(points, index)
-            points = points - phi[:, None] * normals
+        spacing = self._blend.spacing[index]
+        if torch.is_grad_enabled() and points.requires_grad:
+            for _ in range(STEPS):
+                phi, normals = self._live_blend(points, index)
+                points = points - phi[:, None] * normals
+        else:
+            points, normals = self._to_blend(points, index, THERE * spacing)
         # Without a sample near it is a place where jets meet that were fitted to something else.
         away = points.detach() - self.fit.cloud.points[index]
-        lost = dot(away, away) > (FARTHEST * self._blend.spacing[index]) ** 2
+        lost = dot(away, away) > (FARTHEST * spacing) ** 2
         beyond = lost if feet.beyond is None else lost | feet.beyond
         return replace(feet, points=points, normals=normals, beyond=beyond)
+
+    def _to_blend(self, points: Tensor, index: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Points (n, 3), whose nearest samples are index (n,), moved to where the blend vanishes, and normals there;
+        those nearer to it than there (n,) once more and then no more."""
+        phi, normals = self._blend(points, index)
+        points = points - phi[:, None] * normals
+        rows = (phi.abs() > there).nonzero()[:, 0]
+        for _ in range(STEPS - 1):
+            if not len(rows):
+                break
+            phi, normals[rows] = self._blend(points[rows], index[rows])
+            points[rows] -= phi[:, None] * normals[rows]
+            rows = rows[phi.abs() > there[rows]]
+        return points, normals
 
 
 def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor]:
