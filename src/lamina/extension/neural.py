@@ -102,9 +102,9 @@ class Found:
 def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: Tensor, *, estimated: bool) -> Found:
     """The surface that samples show.
 
-    points (m, 3), normals (m, 3): all samples; tree: of them, without gradients. estimated: whether normals came from the points themselves, so that
-    their signs are to be found anew once the points have been moved to their fits. The fits have the
-    gradients of the samples and of the network; what is decided by looking at them is held fixed.
+    points (m, 3), normals (m, 3): all samples; tree: of them, without gradients. estimated: whether normals came from
+    the points themselves, so that their signs are to be found anew once the points have been moved to their fits. The
+    fits have the gradients of the samples and of the network; what is decided by looking at them is held fixed.
     """
     sizes = [k for k in network.config.neighbours if FEWEST * k <= len(points)]
     fits = evaluate(network, points, normals, tree.own(sizes[0])[0])
@@ -169,7 +169,7 @@ def _doubtful(fits: Fitted) -> Tensor:
 
 
 def _agreed(fits: Fitted, manner: Manner) -> tuple[Tensor, PointTree]:
-    """Rows (k,) of fits that agree with the blend of those around them, in two rounds, and the tree of their centres."""
+    """Rows (k,) of fits that agree with the blend of those around them, in two rounds; the tree of their centres."""
     rows = torch.arange(len(fits.centres), device=fits.centres.device)
     tree = PointTree(fits.centres)
     for _ in range(2):

@@ -149,7 +149,7 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
         nonlocal near
         if way not in known:
             if way.k > near.shape[1]:
-                near = cloud.neighbours(tested, min(4 * way.k, most[2]))
+                near = cloud.neighbours(tested, min(2 * way.k, most[2]))
             jets = cloud.fit(near, way, leave_out=True)
             known[way] = jets.height.double().square().sort().values, float(jets.scale.median())
         squares, radius = known[way]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.neighbours import tangent_frames
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.triangles import unit
 from lamina.linear.adjoint import first_order
 
 MAX_ENTRIES = {"cpu": 2**18, "cuda": 2**25}  # of one chunk's design matrix

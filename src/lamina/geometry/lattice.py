@@ -95,11 +95,19 @@ def nodes_within(lattice: Lattice, bounds: Tensor, radius: float, distance: Call
     from coarse to fine; since a distance is 1-Lipschitz, a block whose centre is farther from the
     surface than radius + its own radius holds no node, so the work is proportional to the answer.
     """
+    return nodes_and_nearest(lattice, bounds, radius, lambda x: (distance(x), x))[0]
+
+
+def nodes_and_nearest(
+    lattice: Lattice, bounds: Tensor, radius: float, nearest: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """The same, with what `nearest` says of them besides their distance."""
     box = torch.stack([bounds[0] - radius, bounds[1] + radius])
     blocks = Blocks.covering(lattice, box[None])
     while True:
-        near = distance(blocks.centres) <= (radius + blocks.radii) * (1 + 1e-12)
+        distance, which = nearest(blocks.centres)
+        near = distance <= (radius + blocks.radii) * (1 + 1e-12)
         blocks = blocks.take(near)
         if blocks.finest:
-            return blocks.ijk
+            return blocks.ijk, which[near]
         blocks, _ = blocks.split()

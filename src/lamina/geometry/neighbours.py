@@ -14,6 +14,7 @@ from lamina.geometry.bins import nearest_by_bins
 from lamina.geometry.triangles import dot
 from lamina.linear.graph import components
 
+AROUND = 16  # neighbours of a point among which that nearest to a place beside it is looked for
 LINKS = 10  # neighbours a point is linked to; iid samples stay connected above about ln(n) / 2
 LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to back, not across an edge
 LINK_REACH = 4.0  # a link may be this many times longer than the local spacing at its denser end
@@ -49,6 +50,23 @@ class PointTree:
             self._own = self.query(self.points, k)
         index, distance = self._own
         return index[:, :k], distance[:, :k]
+
+    def nearest_around(self, x: Tensor, start: Tensor, k: int = AROUND) -> Tensor:
+        """Index (n,) of the point nearest to x (n, 3), which is near the points start (n,).
+
+        Looked for among the k nearest of start: all others are farther from it than the last of these, and so farther
+        from x than that less its own distance. Where that does not settle it, anew.
+        """
+        near, reach = self.own(min(k, len(self.points)))
+        near, reach, points = near[start], reach[:, -1][start], self.points.T
+        square = (points[:, near] - x.T[..., None]).square().sum(0)
+        least, which = square.min(1)
+        index = near.gather(1, which[:, None])[:, 0]
+        moved = (points[:, start] - x.T).square().sum(0).sqrt()
+        unsure = (least.sqrt() + moved > reach * (1 - 1e-9)).nonzero()[:, 0]
+        if len(unsure):
+            index[unsure] = self.query(x[unsure], 1)[0][:, 0]
+        return index
 
     def knows(self, k: int) -> bool:
         """Whether own(k) is there already."""

@@ -132,8 +132,11 @@ class NeuralCloud(PointCloud):
     def _feet(self, x: Tensor, index: Tensor) -> ClosestPoints:
         """Feet on the jets, then moved along their normals to where the blend vanishes."""
         feet = super()._feet(x, index)
-        points, normals = feet.points, feet.normals
-        index = self._nearest_sample(points.detach())
+        points, normals, cloud = feet.points, feet.normals, self.fit.cloud
+        if len(cloud.pieces.trees) == 1:
+            index = cloud.tree.nearest_around(points.detach(), index)
+        else:
+            index = self._nearest_sample(points.detach())
         spacing = self._blend.spacing[index]
         if torch.is_grad_enabled() and points.requires_grad:
             for _ in range(STEPS):
@@ -142,7 +145,7 @@ class NeuralCloud(PointCloud):
         else:
             points, normals = self._to_blend(points, index, THERE * spacing)
         # Without a sample near it is a place where jets meet that were fitted to something else.
-        away = points.detach() - self.fit.cloud.points[index]
+        away = points.detach() - cloud.points[index]
         lost = dot(away, away) > (FARTHEST * spacing) ** 2
         beyond = lost if feet.beyond is None else lost | feet.beyond
         return replace(feet, points=points, normals=normals, beyond=beyond)

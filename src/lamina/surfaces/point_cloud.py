@@ -12,8 +12,8 @@ from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_jets
 from lamina.geometry.fitting import Cloud, Fit, fit_surface
 from lamina.geometry.jets import project
-from lamina.geometry.lattice import Lattice, nodes_within
-from lamina.geometry.neighbours import PieceTrees, connected_pieces, k_nearest, voronoi_areas
+from lamina.geometry.lattice import Lattice, nodes_and_nearest
+from lamina.geometry.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
 from lamina.geometry.outliers import distinct, off_surface, small_pieces
 from lamina.geometry.rims import Rims, find_rims
@@ -248,9 +248,14 @@ class PointCloud(Surface):
         nodes, nearest = [], []
         for members, tree in zip(cloud.pieces.members, cloud.pieces.trees, strict=True):
             bounds = torch.stack([tree.points.amin(0), tree.points.amax(0)])
-            ijk = nodes_within(lattice, bounds, radius, lambda x, tree=tree: tree.query(x, 1)[1][:, 0])
+
+            def nearest_of(x: Tensor, tree: PointTree = tree) -> tuple[Tensor, Tensor]:
+                index, distance = tree.query(x, 1)
+                return distance[:, 0], index[:, 0]
+
+            ijk, index = nodes_and_nearest(lattice, bounds, radius, nearest_of)
             nodes.append(ijk)
-            nearest.append(members[tree.query(lattice.position(ijk), 1)[0][:, 0]])
+            nearest.append(members[index])
         return torch.cat(nodes), torch.cat(nearest)
 
     def _distinct(self, points: Tensor) -> tuple[Tensor, Tensor]:
