@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lamina.geometry.triangles import rows, take
 
-FEW = 2**22  # pairs of points and queries that are all looked at
-PAIRS = 2**24  # looked at together
+FEW = 2**25  # pairs of points and queries that are all looked at
+PAIRS = 2**26  # looked at together
 TRIED = 256  # queries whose neighbours are found first, to tell how wide bins should be
-MOST, USUAL = 0.95, 1.5  # bins are as wide as that part of them needs, or as so many times the median needs
+WIDER, USUAL = 1.05, 2.0  # bins are so much wider than the farthest of these, but not so many times the median
 ROUNDS = 6
 CROWDED = 64, 1024  # times k, and more: queries with so many points around them get narrower bins
 FINEST = 2.0**-20  # width of a bin, over the extent
@@ -25,21 +25,17 @@ def nearest_by_bins(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Indices (n, k) int64 and distances (n, k) of the k points (m, 3) nearest to x (n, 3), nearest first."""
     if len(points) * len(x) <= FEW:
         return nearest_of_all(points, x, k)
-    index = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
-    distance = x.new_empty(len(x), k)
-    todo, width = None, _first_width(points, x, k)
+    width = _first_width(points, x, k)
+    index, distance, sure = _Bins(points, width).nearest(x, k)
+    todo = (~sure).nonzero()[:, 0]
     for _ in range(ROUNDS):
-        bins = _Bins(points, width)
-        found, away, sure = bins.nearest(x if todo is None else x[todo], k)
-        if todo is None:
-            index, distance, todo = found, away, (~sure).nonzero()[:, 0]
-        else:
-            index[todo], distance[todo] = found, away
-            todo = todo[~sure]
-        if not len(todo):
-            return index, distance
+        if len(todo) * len(points) <= FEW:
+            break
         width = 2 * width
-    index[todo], distance[todo] = nearest_of_all(points, x[todo], k)
+        index[todo], distance[todo], sure = _Bins(points, width).nearest(x[todo], k)
+        todo = todo[~sure]
+    if len(todo):
+        index[todo], distance[todo] = nearest_of_all(points, x[todo], k)
     return index, distance
 
 
@@ -51,16 +47,16 @@ def nearest_of_all(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # Differences: |x|^2 - 2 x.y + |y|^2 loses half the digits, and torch.cdist without it takes 40 times as long.
         square = _squares(tuple(v[:, None] for v in rows(block)), tuple(v[None] for v in there))
         found.append(_smallest(square, k))
-    square, index = (torch.cat(part) for part in zip(*found, strict=True))
+    square, index = found[0] if len(found) == 1 else (torch.cat(part) for part in zip(*found, strict=True))
     return index, square.sqrt()
 
 
 def _first_width(points: Tensor, x: Tensor, k: int) -> Tensor:
     """Width () of bins, for most queries the distance of their k-th neighbour."""
     some = x[:: max(1, len(x) // min(TRIED, max(1, PAIRS // len(points))))]
-    last = nearest_of_all(points, some, k)[1][:, -1].sort().values
-    usual = torch.minimum(last[int(MOST * (len(last) - 1))], USUAL * last[len(last) // 2])
-    return torch.maximum(1.01 * usual, FINEST * (points.amax(0) - points.amin(0)).max())
+    last = nearest_of_all(points, some, k)[1][:, -1]
+    usual = torch.minimum(WIDER * last.max(), USUAL * last.median())
+    return torch.maximum(usual, FINEST * (points.amax(0) - points.amin(0)).max())
 
 
 class _Bins:
@@ -117,7 +113,7 @@ class _Bins:
         # Those with many points around go together: all of them have the columns of the one with most.
         order = torch.argsort(total)
         found, away = first.new_empty(len(x), k), x.new_empty(len(x), k)
-        for part in order.tensor_split(2):
+        for part in order.tensor_split(max(2, -(-len(x) * widest // PAIRS))):
             some = (v[part] for v in (x, first, size, total))
             found[part], away[part] = self._nearest_in(*some, k, int(total[part[-1]]))
         return found, away

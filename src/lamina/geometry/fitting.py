@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.geometry.jets import Jets, fit_and_predict, fit_jets, project
+from lamina.geometry.jets import Jets, fit_and_predict, fit_jets, predict, project
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.neighbours import PieceTrees, PointTree, k_nearest
 from lamina.geometry.triangles import dot, unit
@@ -84,9 +84,12 @@ class Cloud:
             return self.tree.own(max(k, min(SHARED, len(self.points))))[0][rows][:, :k]
         return self.pieces.query(self.points[rows].detach(), self.component[rows], k)[0]
 
-    def fit(self, near: Tensor, way: Way, leave_out: bool = False) -> Jets:
-        near = near[:, : way.k]
-        return fit_jets(self.points, self.normals, near, way.degree, slopes=way.slopes, leave_out=leave_out)
+    def fit(self, near: Tensor, way: Way) -> Jets:
+        return fit_jets(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
+
+    def predict(self, near: Tensor, way: Way) -> tuple[Tensor, Tensor]:
+        """How high (m,) jets would be over their samples if these were left out, and their scale (m,)."""
+        return predict(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
 
     def fit_and_predict(self, near: Tensor, way: Way) -> tuple[Jets, Tensor]:
         """Jets without gradients, and how high (m,) they would be over samples left out."""
@@ -150,8 +153,9 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
         if way not in known:
             if way.k > near.shape[1]:
                 near = cloud.neighbours(tested, min(2 * way.k, most[2]))
-            jets = cloud.fit(near, way, leave_out=True)
-            known[way] = jets.height.double().square().sort().values, float(jets.scale.median())
+            # Sorted on the CPU, as every number that is looked at makes a GPU wait.
+            height, scale = torch.stack(cloud.predict(near, way)).double().cpu()
+            known[way] = height.square().sort().values, float(scale.median())
         squares, radius = known[way]
         rms = float(squares[: max(1, round(part * len(squares)))].mean().sqrt()) / GAUSSIAN[part]
         # A ball hardly wider than the noise holds samples that err the same way, and errors look small.
@@ -199,7 +203,7 @@ def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
         return jets
     with torch.no_grad():
         around = cloud.tree.own(16)[0] if len(near) >= 16 else k_nearest(cloud.points[near[:, 0]], len(near))[0]
-        one, other = (cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical))
+        one, other = (cloud.predict(near, way)[0][around].square().mean(1) for way in (safe, typical))
         rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
     return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets
 

@@ -14,7 +14,7 @@ from lamina.geometry.bins import nearest_by_bins
 from lamina.geometry.triangles import dot
 from lamina.linear.graph import components
 
-AROUND = 16  # neighbours of a point among which that nearest to a place beside it is looked for
+AROUND = 32  # neighbours of a point among which that nearest to a place beside it is looked for
 LINKS = 10  # neighbours a point is linked to; iid samples stay connected above about ln(n) / 2
 LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to back, not across an edge
 LINK_REACH = 4.0  # a link may be this many times longer than the local spacing at its denser end

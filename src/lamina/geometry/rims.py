@@ -19,6 +19,7 @@ from lamina.geometry.triangles import dot
 
 NEIGHBOURS, MORE_NEIGHBOURS = 32, 128  # among which empty discs are looked for, and then surely found
 NEAR = 12  # the distance of this neighbour is about two spacings, the radius of discs that may be empty by chance
+ENTRIES = {"cpu": 2**19, "cuda": 2**25}  # of what is made on the way
 LARGE = 1.5  # times as large, they are not
 
 
@@ -76,7 +77,7 @@ def _room(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor
     ray = rays(points)
     last = min(NEAR, near.shape[1] - 1)
     found = []
-    for block in near.split(max(1, 2**22 // (len(ray) * near.shape[1]))):
+    for block in near.split(max(1, ENTRIES[points.device.type] // (len(ray) * near.shape[1]))):
         own, others = block[:, 0], block[:, 1:]
         tangents = tangent_frames(normals[own])[:, :2]
         offset = points[others] - points[own, None]

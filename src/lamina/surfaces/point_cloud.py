@@ -12,7 +12,7 @@ from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_jets
 from lamina.geometry.fitting import Cloud, Fit, fit_surface
 from lamina.geometry.jets import project
-from lamina.geometry.lattice import Lattice, nodes_and_nearest
+from lamina.geometry.lattice import Blocks, Lattice, blocks_around, nodes_in_blocks
 from lamina.geometry.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
 from lamina.geometry.outliers import distinct, off_surface, small_pieces
@@ -242,18 +242,22 @@ class PointCloud(Surface):
     def _nodes_near_samples(self, lattice: Lattice, radius: float) -> tuple[Tensor, Tensor]:
         """Nodes (n, 3) within radius of a component's samples, and the nearest (n,) of these samples."""
         cloud = self.fit.cloud
-        if cloud.points.device.type != "cpu":
+        if cloud.points.device.type != "cpu" and len(cloud.pieces.trees) > 1:
             ijk, _, index, _ = cloud.search.to_nodes(lattice, radius)
             return ijk, index
         nodes, nearest = [], []
         for members, tree in zip(cloud.pieces.members, cloud.pieces.trees, strict=True):
-            bounds = torch.stack([tree.points.amin(0), tree.points.amax(0)])
 
             def nearest_of(x: Tensor, tree: PointTree = tree) -> tuple[Tensor, Tensor]:
                 index, distance = tree.query(x, 1)
                 return distance[:, 0], index[:, 0]
 
-            ijk, index = nodes_and_nearest(lattice, bounds, radius, nearest_of)
+            if tree.points.device.type == "cpu":
+                low, high = tree.points.amin(0) - radius, tree.points.amax(0) + radius
+                blocks = Blocks.covering(lattice, torch.stack([low, high])[None])
+            else:  # one look at some more nodes is much faster than many at blocks of them
+                blocks = blocks_around(lattice, tree.points, radius, level=1).split()[0]
+            ijk, index = nodes_in_blocks(blocks, radius, nearest_of)
             nodes.append(ijk)
             nearest.append(members[index])
         return torch.cat(nodes), torch.cat(nearest)
