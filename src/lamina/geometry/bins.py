@@ -7,24 +7,32 @@ are the k nearest of all unless the last of them is farther than that; such quer
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from lamina.geometry.triangles import rows, take
 
 FEW = 2**25  # pairs of points and queries that are all looked at
-PAIRS = 2**26  # looked at together
+PAIRS = 2**25  # looked at together
 TRIED = 256  # queries whose neighbours are found first, to tell how wide bins should be
 WIDER, USUAL = 1.05, 2.0  # bins are so much wider than the farthest of these, but not so many times the median
 ROUNDS = 6
-CROWDED = 64, 1024  # times k, and more: queries with so many points around them get narrower bins
+CROWDED = 64, 4096  # times k, and more: queries with so many points around them get narrower bins
 FINEST = 2.0**-20  # width of a bin, over the extent
 
 
-def nearest_by_bins(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Indices (n, k) int64 and distances (n, k) of the k points (m, 3) nearest to x (n, 3), nearest first."""
+def nearest_by_bins(points: Tensor, x: Tensor, k: int, within: float = math.inf) -> tuple[Tensor, Tensor]:
+    """Indices (n, k) int64 and distances (n, k) of the k points (m, 3) nearest to x (n, 3), nearest first.
+
+    Those farther away than `within` need not be found; their distance is then infinite.
+    """
     if len(points) * len(x) <= FEW:
         return nearest_of_all(points, x, k)
+    if within < math.inf:
+        index, distance, _ = _Bins(points, points.new_tensor(within * (1 + 1e-9))).nearest(x, k)
+        return index, distance
     width = _first_width(points, x, k)
     index, distance, sure = _Bins(points, width).nearest(x, k)
     todo = (~sure).nonzero()[:, 0]

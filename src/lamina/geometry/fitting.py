@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.geometry.jets import Jets, fit_and_predict, fit_jets, predict, project
+from lamina.geometry.jets import Jets, Surroundings, fit_and_predict, fit_jets, project
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.neighbours import PieceTrees, PointTree, k_nearest
 from lamina.geometry.triangles import dot, unit
@@ -87,9 +87,9 @@ class Cloud:
     def fit(self, near: Tensor, way: Way) -> Jets:
         return fit_jets(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
 
-    def predict(self, near: Tensor, way: Way) -> tuple[Tensor, Tensor]:
-        """How high (m,) jets would be over their samples if these were left out, and their scale (m,)."""
-        return predict(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
+    def around(self, near: Tensor) -> Surroundings:
+        """Neighbours near (m, k) as jets of any way see them, without gradients."""
+        return Surroundings.of(self.points.detach(), self.normals.detach(), near)
 
     def fit_and_predict(self, near: Tensor, way: Way) -> tuple[Jets, Tensor]:
         """Jets without gradients, and how high (m,) they would be over samples left out."""
@@ -145,16 +145,16 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
     tested = order[:TESTED].to(cloud.points.device)
     count = len(cloud.points)
     most = {q: max(FEWEST[2], min(count // 2, max(k, int(part * count)))) for q, (k, part) in MOST.items()}
-    near = cloud.neighbours(tested, min(64, most[2]))
+    around = cloud.around(cloud.neighbours(tested, min(64, most[2])))
     known: dict[Way, tuple[Tensor, float]] = {}
 
     def error(way: Way, part: float) -> float:
-        nonlocal near
+        nonlocal around
         if way not in known:
-            if way.k > near.shape[1]:
-                near = cloud.neighbours(tested, min(2 * way.k, most[2]))
+            if way.k > around.square.shape[1]:
+                around = cloud.around(cloud.neighbours(tested, min(2 * way.k, most[2])))
             # Sorted on the CPU, as every number that is looked at makes a GPU wait.
-            height, scale = torch.stack(cloud.predict(near, way)).double().cpu()
+            height, scale = torch.stack(around.predict(way.k, way.degree, way.slopes)).cpu()
             known[way] = height.square().sort().values, float(scale.median())
         squares, radius = known[way]
         rms = float(squares[: max(1, round(part * len(squares)))].mean().sqrt()) / GAUSSIAN[part]
@@ -203,7 +203,9 @@ def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
         return jets
     with torch.no_grad():
         around = cloud.tree.own(16)[0] if len(near) >= 16 else k_nearest(cloud.points[near[:, 0]], len(near))[0]
-        one, other = (cloud.predict(near, way)[0][around].square().mean(1) for way in (safe, typical))
+        seen = cloud.around(near)
+        errors = (seen.predict(way.k, way.degree, way.slopes)[0] for way in (safe, typical))
+        one, other = (error[around].square().mean(1) for error in errors)
         rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
     return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets
 

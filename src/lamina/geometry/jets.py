@@ -121,8 +121,7 @@ def fit_jets(
     rows = torch.arange(len(index), device=index.device)
     parts = []
     for chunk in rows.split(max(1, MAX_ENTRIES[points.device.type] // size)):
-        near = index[chunk]
-        patch = _Patch.of(points[near].double(), normals[near].double(), centres[chunk], directions[chunk])
+        patch = _Patch.of(Surroundings.of(points, normals, index[chunk], centres[chunk], directions[chunk]))
         patch = patch.without_first() if leave_out else patch
         columns, gram, right = patch.equations(degree, slopes)
         parts.append(patch.fitted(columns, _solve(gram, right, degree)))
@@ -137,7 +136,7 @@ def fit_and_predict(
     were left out; infinite where no neighbour counts."""
     parts = []
     for near in index.split(max(1, MAX_ENTRIES[points.device.type] // (index.shape[1] * coefficient_count(degree)))):
-        patch = _Patch.of(points[near].double(), normals[near].double(), points[near[:, 0]], normals[near[:, 0]])
+        patch = _Patch.of(Surroundings.of(points, normals, near))
         columns, gram, right = patch.without_first().equations(degree, slopes)
         without = _solve(gram, right, degree)
         height = torch.where((without == 0).all(1), torch.inf, without[:, 0] * patch.scale)
@@ -150,23 +149,48 @@ def fit_and_predict(
     return Jets(degree, points[index[:, 0]], frame, coefficients, scale, reach, residual), height
 
 
-@torch.no_grad()
-def predict(
-    points: Tensor, normals: Tensor, index: Tensor, degree: int, *, slopes: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Height (m,) and scale (m,) of jets that fit_jets makes with leave_out, without the rest of them."""
-    parts = []
-    for near in index.split(max(1, MAX_ENTRIES[points.device.type] // (index.shape[1] * coefficient_count(degree)))):
-        patch = _Patch.of(points[near].double(), normals[near].double(), points[near[:, 0]], normals[near[:, 0]])
-        _, gram, right = patch.without_first().equations(degree, slopes)
-        parts.append((_solve(gram, right, degree)[:, 0] * patch.scale, patch.scale))
-    height, scale = (torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True))
-    return height, scale
+@dataclass(frozen=True)
+class Surroundings:
+    """k neighbours of m centres, nearest first, in the frames of these; in float64 and units of length."""
+
+    frame: Tensor  # (m, 3, 3) rows t1, t2, n
+    square: Tensor  # (m, k) squared distances
+    local: Tensor  # (m, 3, k) places; products are faster with neighbours next to each other
+    turned: Tensor  # (m, 3, k) normals
+
+    @classmethod
+    def of(
+        cls,
+        points: Tensor,
+        normals: Tensor,
+        index: Tensor,
+        centres: Tensor | None = None,
+        directions: Tensor | None = None,
+    ) -> Surroundings:
+        """Of samples (n, 3): neighbours index (m, k) of centres (m, 3), which have directions (m, 3), default the first
+        of these samples and its normal."""
+        near, looks = points[index].double(), normals[index].double()
+        frame = tangent_frames(looks[:, 0] if directions is None else directions.double())
+        offset = (near - (near[:, :1] if centres is None else centres.double()[:, None])).transpose(1, 2).contiguous()
+        return cls(frame, offset.square().sum(1), frame @ offset, frame @ looks.transpose(1, 2))
+
+    @torch.no_grad()
+    def predict(self, k: int, degree: int, slopes: bool) -> tuple[Tensor, Tensor]:
+        """Height (m,) over their centres of jets that are fitted to the k nearest but the first, and their scale."""
+        parts = []
+        size = max(1, MAX_ENTRIES[self.square.device.type] // (k * coefficient_count(degree)))
+        for rows in torch.arange(len(self.square), device=self.square.device).split(size):
+            near = (v[rows, ..., :k] for v in (self.square, self.local, self.turned))
+            patch = _Patch.of(Surroundings(self.frame[rows], *near))
+            _, gram, right = patch.without_first().equations(degree, slopes)
+            parts.append((_solve(gram, right, degree)[:, 0] * patch.scale, patch.scale))
+        height, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+        return height, scale
 
 
 @dataclass(frozen=True)
 class _Patch:
-    """k neighbours of m centres in their frames, coordinates divided by `scale`."""
+    """Neighbours to which jets are fitted: coordinates divided by `scale`, and weights."""
 
     frame: Tensor  # (m, 3, 3)
     scale: Tensor  # (m,) distance of the farthest neighbour
@@ -176,18 +200,13 @@ class _Patch:
     weight: Tensor  # (m, k)
 
     @classmethod
-    def of(cls, near: Tensor, looks: Tensor, centre: Tensor, direction: Tensor) -> _Patch:
-        """Of neighbours near (m, k, 3) with normals looks, around centres (m, 3) with directions (m, 3)."""
-        frame = tangent_frames(direction.double())
-        # Products are faster with neighbours next to each other, (m, 3, k).
-        offset = (near - centre.double()[:, None]).transpose(1, 2).contiguous()
-        square = offset.square().sum(1)
+    def of(cls, around: Surroundings) -> _Patch:
+        square, turned = around.square, around.turned
         widest = square.amax(1).clamp_min(1e-300)
         scale = widest.sqrt()
-        turned = frame @ looks.transpose(1, 2)
         weight = (1 - square / widest[:, None]).clamp_min(0) ** 2
         weight = weight * ((turned[:, 2] - SHEET_OFF) / (SHEET_ON - SHEET_OFF)).clamp(0, 1) ** 2
-        return cls(frame, scale, square, frame @ (offset / scale[:, None, None]), turned, weight)
+        return cls(around.frame, scale, square, around.local / scale[:, None, None], turned, weight)
 
     def without_first(self) -> _Patch:
         return replace(self, weight=torch.nn.functional.pad(self.weight[:, 1:], (1, 0)))

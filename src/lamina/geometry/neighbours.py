@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -36,13 +36,17 @@ class PointTree:
     def tree(self) -> KDTree:
         return KDTree(self.points.detach().double().cpu().numpy())
 
-    def query(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Indices (n, k) int64 and distances (n, k) of the k points nearest to x (n, 3), nearest first."""
+    def query(self, x: Tensor, k: int, within: float = math.inf) -> tuple[Tensor, Tensor]:
+        """Indices (n, k) int64 and distances (n, k) of the k points nearest to x (n, 3), nearest first.
+
+        Those farther away than `within` need not be found; their distance is then infinite, and their index any.
+        """
         if x.device.type != "cpu":
-            return nearest_by_bins(self.points.detach(), x.detach(), k)
-        found = self.tree.query(x.detach().double().numpy(), k, workers=-1)
+            return nearest_by_bins(self.points.detach(), x.detach(), k, within)
+        bound = within * (1 + 1e-9)
+        found = self.tree.query(x.detach().double().numpy(), k, distance_upper_bound=bound, workers=-1)
         distance, index = (torch.from_numpy(np.reshape(v, (len(x), k))) for v in found)
-        return index, distance.to(x.dtype)
+        return index if within == math.inf else index.clamp_(max=len(self.points) - 1), distance.to(x.dtype)
 
     def own(self, k: int) -> tuple[Tensor, Tensor]:
         """As query(points, k); remembered for whoever asks for as many or fewer."""
@@ -97,13 +101,13 @@ class PieceTrees:
             self.members = [(component == c).nonzero()[:, 0] for c in range(count)]
             self.trees = [PointTree(points[rows]) for rows in self.members]
 
-    def query(self, x: Tensor, component: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def query(self, x: Tensor, component: Tensor, k: int, within: float = math.inf) -> tuple[Tensor, Tensor]:
         """As PointTree.query, among the points of the given component (n,) of each row of x.
 
         Where a component has fewer than k points its farthest fills the row.
         """
         if len(self.trees) == 1 and k <= len(self.members[0]):
-            index, distance = self.trees[0].query(x, k)
+            index, distance = self.trees[0].query(x, k, within)
             mine = (component == 0)[:, None]
             return torch.where(mine, index, 0), torch.where(mine, distance, torch.inf)
         index = torch.zeros(len(x), k, dtype=torch.int64, device=x.device)
@@ -112,7 +116,7 @@ class PieceTrees:
             rows = (component == c).nonzero()[:, 0]
             if len(rows) == 0:
                 continue
-            found, away = tree.query(x[rows], min(k, len(members)))
+            found, away = tree.query(x[rows], min(k, len(members)), within)
             fill = torch.arange(k, device=x.device).clamp(max=len(members) - 1)
             index[rows], distance[rows] = members[found][:, fill], away[:, fill]
         return index, distance
@@ -225,10 +229,16 @@ def tangent_frames(normals: Tensor) -> Tensor:
     Without branches or divisions by small numbers: Duff et al. (2017), "Building an orthonormal basis,
     revisited".
     """
-    x, y, z = normals.unbind(-1)
-    sign = torch.where(z >= 0, 1.0, -1.0).to(z)
-    a = -1 / (sign + z)
-    b = x * y * a
-    t1 = torch.stack([1 + sign * x * x * a, sign * b, -sign * x], -1)
-    t2 = torch.stack([b, sign + y * y * a, -y], -1)
-    return torch.stack([t1, t2, normals], -2)
+    # With s the sign of z and w = n + s e_z: t1 = e_x - s x w / (s + z), t2 = s e_y - y w / (s + z).
+    z = normals[..., 2:]
+    sign = torch.where(z < 0, -1.0, 1.0).to(z.dtype)
+    axes = _axes(z.device, z.dtype)
+    toward = torch.addcmul(normals, sign, axes[2])
+    along = -normals[..., :2] / (sign + z)
+    tangents = torch.addcmul(along[..., None] * toward[..., None, :], sign[..., None], axes[:2])
+    return torch.stack([tangents[..., 0, :] * sign, tangents[..., 1, :], normals], -2)
+
+
+@cache
+def _axes(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.eye(3, dtype=dtype, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -159,7 +160,7 @@ class PointCloud(Surface):
         # have the foot of another node within the radius, and that one's stencils want it.
         left, right = (~near).nonzero()[:, 0], near.nonzero()[:, 0]
         trees = PieceTrees(feet.points[right].detach(), feet.component[right])
-        other, distance = trees.query(x[left], feet.component[left], 1)
+        other, distance = trees.query(x[left], feet.component[left], 1, within=radius)
         found = distance[:, 0] <= radius
         left, other = left[found], right[other[found, 0]]
         rows = torch.cat([right, left])
@@ -247,16 +248,16 @@ class PointCloud(Surface):
             return ijk, index
         nodes, nearest = [], []
         for members, tree in zip(cloud.pieces.members, cloud.pieces.trees, strict=True):
-
-            def nearest_of(x: Tensor, tree: PointTree = tree) -> tuple[Tensor, Tensor]:
-                index, distance = tree.query(x, 1)
-                return distance[:, 0], index[:, 0]
-
             if tree.points.device.type == "cpu":
                 low, high = tree.points.amin(0) - radius, tree.points.amax(0) + radius
-                blocks = Blocks.covering(lattice, torch.stack([low, high])[None])
+                blocks, within = Blocks.covering(lattice, torch.stack([low, high])[None]), math.inf
             else:  # one look at some more nodes is much faster than many at blocks of them
-                blocks = blocks_around(lattice, tree.points, radius, level=1).split()[0]
+                blocks, within = blocks_around(lattice, tree.points, radius, level=1).split()[0], radius * (1 + 1e-9)
+
+            def nearest_of(x: Tensor, tree: PointTree = tree, within: float = within) -> tuple[Tensor, Tensor]:
+                index, distance = tree.query(x, 1, within)
+                return distance[:, 0], index[:, 0]
+
             ijk, index = nodes_in_blocks(blocks, radius, nearest_of)
             nodes.append(ijk)
             nearest.append(members[index])
