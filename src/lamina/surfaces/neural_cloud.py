@@ -119,9 +119,7 @@ class NeuralCloud(PointCloud):
         assert isinstance(moved, NeuralCloud)
         live, blend = moved._live, self._blend
         assert live is not None
-        moved._live_blend = Blend(
-            live.cloud.points, live.cloud.normals, live.near, live.jets, blend.reach, blend.sharp
-        )
+        moved._live_blend = Blend(live.cloud.points, live.cloud.normals, live.near, live.jets, blend.reach, blend.sharp)
         moved._blend = moved._live_blend.detach()
         return moved
 
