@@ -279,10 +279,11 @@ def test_gpu_and_cpu_agree():
 def test_polynomials_by_monomials_are_those_by_horners_rule(degree):
     generator = torch.Generator().manual_seed(degree)
     c, ab = (torch.randn(n, 50, generator=generator, dtype=torch.float64) for n in (coefficient_count(degree), 2))
-    expected = height_derivatives(c, ab[0], ab[1], degree)
-    for found in (derivatives_by_monomials(c, degree)(*ab), torch.stack(slopes_by_monomials(c, *ab, degree))):
+    a, b = ab.unbind(0)
+    expected = height_derivatives(c, a, b, degree)
+    for found in (derivatives_by_monomials(c, degree)(a, b), torch.stack(slopes_by_monomials(c, a, b, degree))):
         torch.testing.assert_close(found, expected[: len(found)], rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(torch.stack(height_slopes(c, *ab, degree)), expected[:3])
+    torch.testing.assert_close(torch.stack(height_slopes(c, a, b, degree)), expected[:3])
 
 
 @pytest.mark.parametrize(("degree", "k", "slopes"), [(2, 12, True), (4, 40, False), (6, 24, True)])

@@ -15,7 +15,7 @@ from torch import Tensor
 from lamina.geometry.triangles import rows, take
 
 FEW = 2**25  # pairs of points and queries that are all looked at
-PAIRS = 2**25  # looked at together
+PAIRS = 2**26  # looked at together
 TRIED = 256  # queries whose neighbours are found first, to tell how wide bins should be
 WIDER, USUAL = 1.05, 2.0  # bins are so much wider than the farthest of these, but not so many times the median
 ROUNDS = 6
@@ -96,7 +96,7 @@ class _Bins:
             return found, away, (total >= k) & (away[:, -1] <= safe)
         found, away = first.new_empty(len(x), k), x.new_empty(len(x), k)
         others = (total <= limit).nonzero()[:, 0]
-        found[others], away[others] = self._nearest_in(*(v[others] for v in (x, first, size, total)), k, limit)
+        found[others], away[others] = self._nearest_in(*(v[others] for v in (x, first, size, total)), k=k, widest=limit)
         sure = (total >= k) & (away[:, -1] <= safe)
         found[crowded], away[crowded] = nearest_by_bins(self.all, x[crowded], k)
         return found, away, sure.index_fill_(0, crowded, True)
@@ -123,7 +123,7 @@ class _Bins:
         found, away = first.new_empty(len(x), k), x.new_empty(len(x), k)
         for part in order.tensor_split(max(2, -(-len(x) * widest // PAIRS))):
             some = (v[part] for v in (x, first, size, total))
-            found[part], away[part] = self._nearest_in(*some, k, int(total[part[-1]]))
+            found[part], away[part] = self._nearest_in(*some, k=k, widest=int(total[part[-1]]))
         return found, away
 
     def _nearest_among(
