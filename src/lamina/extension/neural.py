@@ -65,7 +65,7 @@ class Fitted:
         return Fitted(*(getattr(self, f.name).detach() for f in fields(self)))
 
     def take(self, rows: Tensor) -> Fitted:
-        return Fitted(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return Fitted(*(getattr(self, f.name).index_select(0, rows) for f in fields(self)))
 
     def put(self, rows: Tensor, other: Fitted) -> Fitted:
         names = [f.name for f in fields(self)]
@@ -115,7 +115,7 @@ def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: T
             wins = (wider.error < fits.error[rows]).nonzero()[:, 0]
             fits = fits.put(rows[wins], wider.take(wins))
     kept = (~_doubtful(fits.detach())).nonzero()[:, 0]
-    fits = fits.take(kept)
+    fits = fits if len(kept) == len(points) else fits.take(kept)
     if estimated:
         fits = fits.facing(orient_normals(fits.centres.detach(), fits.frames[:, 2].detach()))
     manner, noisy = CLEAN, _noisy(fits.detach(), points[kept].detach())
@@ -130,7 +130,9 @@ def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: T
     if len(kept) < (1 - FEW) * len(points):
         # Where there are outliers some are still among the samples, and a jet would run through them.
         manner = replace(manner, jets=ROUGH.jets)
-    return Found(fits.take(agreed), kept[agreed], manner, noisy, tree)
+    if len(agreed) < len(kept):
+        fits, kept = fits.take(agreed), kept[agreed]
+    return Found(fits, kept, manner, noisy, tree)
 
 
 def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, index: Tensor) -> Fitted:
@@ -173,7 +175,7 @@ def _agreed(fits: Fitted, manner: Manner) -> tuple[Tensor, PointTree]:
     rows = torch.arange(len(fits.centres), device=fits.centres.device)
     tree = PointTree(fits.centres)
     for _ in range(2):
-        some = fits.take(rows)
+        some = fits if len(rows) == len(fits.centres) else fits.take(rows)
         near, _ = tree.own(min(manner.among + 1, len(rows)))
         looks = some.frames[:, 2]
         others = Blend(some.centres, looks, near[:, 1:], some.jets(near), manner.reach, sharp=False)

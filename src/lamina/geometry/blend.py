@@ -53,7 +53,8 @@ class Blend:
         live = torch.is_grad_enabled() and (x.requires_grad or self.jets.coefficients.requires_grad)
         found = []
         for rows in torch.arange(len(x), device=x.device).split(ROWS[x.device.type]):
-            chunk = x[rows], self.near[index[rows]], support[index[rows]]
+            which = index.index_select(0, rows)
+            chunk = x.index_select(0, rows), self.near.index_select(0, which), support.index_select(0, which)
             # What a chunk makes on the way is many times its result: for gradients it is made again.
             found.append(recompute_later(self._chunk, *chunk, use_reentrant=False) if live else self._chunk(*chunk))
         if not found:
@@ -75,7 +76,7 @@ class Blend:
 
     def _chunk(self, x: Tensor, near: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
         # (3, n, j): three vectors of n j numbers are several times faster to compute with than n j of three.
-        place = self.points.T[:, near] - x.T[..., None]
+        place = self.points.T.index_select(1, near.reshape(-1)).view(3, *near.shape) - x.T[..., None]
         square = place.square().sum(0)
         least = square.amin(1, keepdim=True)
         weight = (1 - (square - least) / support[:, None]).clamp_min(0) ** 3
@@ -84,7 +85,7 @@ class Blend:
             phi, normals = _sharp(place, weight, g, normal, support)
         else:
             # The sheet that x is nearest to is that of most weight, whatever a single sample says.
-            looks = self.normals.T[:, near]
+            looks = self.normals.T.index_select(1, near.reshape(-1)).view(3, *near.shape)
             ahead = _unit((weight * looks).sum(-1))
             phi, normals = _mean(weight * (_dot(looks, ahead[..., None]) > BACK), g, normal)
         return phi, normals.T
@@ -93,10 +94,11 @@ class Blend:
         """Signed distances (n, j) of x (n, 3) to the jets near (n, j), and normals (3, n, j); zero where these are not
         counted (n, j)."""
         pairs = counted.reshape(-1).nonzero()[:, 0]
-        which = near.reshape(-1)[pairs]
-        shape, coefficients = (v[:, which] for v in self._columns)
+        which = near.reshape(-1).index_select(0, pairs)
+        shape, coefficients = (v.index_select(1, which) for v in self._columns)
         scale, reach, centre, frame = shape[0], shape[1], shape[2:5], shape[5:].reshape(3, 3, -1)
-        offset = (x.T[:, torch.div(pairs, near.shape[1], rounding_mode="floor")] - centre) / scale
+        own = torch.div(pairs, near.shape[1], rounding_mode="floor")
+        offset = (x.T.index_select(1, own) - centre) / scale
         a, b, c = (frame * offset).sum(1)
         # Beyond its reach a jet goes on as its tangent plane does.
         hold = (reach / (a * a + b * b).sqrt().clamp_min(1e-30)).clamp(max=1)
