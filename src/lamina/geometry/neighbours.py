@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -229,16 +229,10 @@ def tangent_frames(normals: Tensor) -> Tensor:
     Without branches or divisions by small numbers: Duff et al. (2017), "Building an orthonormal basis,
     revisited".
     """
-    # With s the sign of z and w = n + s e_z: t1 = e_x - s x w / (s + z), t2 = s e_y - y w / (s + z).
-    z = normals[..., 2:]
-    sign = torch.where(z < 0, -1.0, 1.0).to(z.dtype)
-    axes = _axes(z.device, z.dtype)
-    toward = torch.addcmul(normals, sign, axes[2])
-    along = -normals[..., :2] / (sign + z)
-    tangents = torch.addcmul(along[..., None] * toward[..., None, :], sign[..., None], axes[:2])
-    return torch.stack([tangents[..., 0, :] * sign, tangents[..., 1, :], normals], -2)
-
-
-@cache
-def _axes(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.eye(3, dtype=dtype, device=device)
+    x, y, z = normals.unbind(-1)
+    sign = torch.where(z >= 0, 1.0, -1.0).to(z)
+    a = -1 / (sign + z)
+    b = x * y * a
+    t1 = torch.stack([1 + sign * x * x * a, sign * b, -sign * x], -1)
+    t2 = torch.stack([b, sign + y * y * a, -y], -1)
+    return torch.stack([t1, t2, normals], -2)
