@@ -7,7 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.geometry.jets import Jets, fit_jets, project
+from lamina.geometry.jets import (
+    Jets,
+    Surroundings,
+    coefficient_count,
+    derivatives_by_monomials,
+    fit_and_predict,
+    fit_jets,
+    height_derivatives,
+    height_slopes,
+    project,
+    slopes_by_monomials,
+)
 from lamina.geometry.neighbours import PieceTrees, connected_pieces, k_nearest, tangent_frames, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
 from lamina.surfaces.analytic import Sphere, Torus
@@ -262,3 +273,37 @@ def test_gpu_and_cpu_agree():
         nearest = k_nearest(points, 1, x.to(device))[0][:, 0]
         feet.append(project(fit_jets(points, normals, index, 4), x.to(device), nearest)[0].cpu())
     torch.testing.assert_close(feet[0], feet[1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 6])
+def test_polynomials_by_monomials_are_those_by_horners_rule(degree):
+    generator = torch.Generator().manual_seed(degree)
+    c, ab = (torch.randn(n, 50, generator=generator, dtype=torch.float64) for n in (coefficient_count(degree), 2))
+    a, b = ab.unbind(0)
+    expected = height_derivatives(c, a, b, degree)
+    for found in (derivatives_by_monomials(c, degree)(a, b), torch.stack(slopes_by_monomials(c, a, b, degree))):
+        torch.testing.assert_close(found, expected[: len(found)], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(torch.stack(height_slopes(c, a, b, degree)), expected[:3])
+
+
+@pytest.mark.parametrize(("degree", "k", "slopes"), [(2, 12, True), (4, 40, False), (6, 24, True)])
+def test_fits_with_and_without_their_samples_are_those_made_apart(degree, k, slopes):
+    samples = Torus().sample(1500, 0)
+    index, _ = k_nearest(samples.points, k)
+    jets, height = fit_and_predict(samples.points, samples.normals, index, degree, slopes=slopes)
+    apart = fit_jets(samples.points, samples.normals, index, degree, slopes=slopes)
+    without = fit_jets(samples.points, samples.normals, index, degree, slopes=slopes, leave_out=True)
+    torch.testing.assert_close(jets.coefficients, apart.coefficients, rtol=0, atol=1e-9)
+    torch.testing.assert_close(jets.residual, apart.residual, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(height, without.height, rtol=0, atol=1e-9)
+    seen = Surroundings.of(samples.points, samples.normals, k_nearest(samples.points, k + 9)[0])
+    predicted, scale = seen.predict(k, degree, slopes)
+    torch.testing.assert_close(predicted, without.height, rtol=0, atol=1e-9)
+    torch.testing.assert_close(scale, without.scale)
+
+
+def test_a_sample_with_no_neighbour_that_counts_predicts_nothing():
+    points = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    normals = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
+    _, height = fit_and_predict(points, normals, torch.tensor([[0, 1, 2]]), 2)
+    assert bool(torch.isinf(height).all())

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.blend import Blend
 from lamina.geometry.jets import TRUST, TRUST_NEIGHBOUR, Jets
-from lamina.geometry.neighbours import k_nearest, tangent_frames
+from lamina.geometry.neighbours import PointTree, k_nearest, tangent_frames
 from lamina.geometry.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.learn.fit_network import FitNetwork, Fits, Neighbourhoods
 
-ROWS = {"cpu": 2**10, "cuda": 2**15}  # neighbourhoods of 64 at a time
+ROWS = {"cpu": 2**9, "cuda": 2**15}  # neighbourhoods of 64 at a time
 LARGE = 0.05  # error, in spacings, with which a wider neighbourhood is tried
 NOISE = 1.3  # a cloud is noisy if samples lie so many times farther from their fits than these err
 ROUGHLY = 0.02  # spacings that the fits of a noisy cloud err by: more, and it is fitted again
@@ -65,7 +65,7 @@ class Fitted:
         return Fitted(*(getattr(self, f.name).detach() for f in fields(self)))
 
     def take(self, rows: Tensor) -> Fitted:
-        return Fitted(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return Fitted(*(getattr(self, f.name).index_select(0, rows) for f in fields(self)))
 
     def put(self, rows: Tensor, other: Fitted) -> Fitted:
         names = [f.name for f in fields(self)]
@@ -89,35 +89,35 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Found:
-    """Fits, the samples (k,) that they stand for, which of these (k,) bear themselves out only, how to blend them, and
-    whether the samples are noisy."""
+    """Fits, the samples (k,) that they stand for, which of these (k,) no fit follows, how to blend them, whether the
+    samples are noisy; and the tree of the fits' centres."""
 
     fits: Fitted
     kept: Tensor
     alone: Tensor
     manner: Manner
     noisy: bool
+    tree: PointTree
 
 
-def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimated: bool) -> Found:
+def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: Tensor, *, estimated: bool) -> Found:
     """The surface that samples show.
 
-    points (m, 3), normals (m, 3): all samples. estimated: whether normals came from the points themselves, so that
-    their signs are to be found anew once the points have been moved to their fits. The fits have the
-    gradients of the samples and of the network; what is decided by looking at them is held fixed.
+    points (m, 3), normals (m, 3): all samples; tree: of them, without gradients. estimated: whether normals came from
+    the points themselves, so that their signs are to be found anew once the points have been moved to their fits. The
+    fits have the gradients of the samples and of the network; what is decided by looking at them is held fixed.
     """
     sizes = [k for k in network.config.neighbours if FEWEST * k <= len(points)]
-    every = torch.arange(len(points), device=points.device)
-    fits = evaluate(network, points, normals, every, sizes[0])
+    fits = evaluate(network, points, normals, tree.own(sizes[0])[0])
     for k in sizes[1:]:
         rows = (fits.error > LARGE * fits.spacing).detach().nonzero()[:, 0]
         if len(rows):
-            wider = evaluate(network, points, normals, rows, k)
+            wider = evaluate(network, points, normals, tree.query(points[rows], k)[0])
             wins = (wider.error < fits.error[rows]).nonzero()[:, 0]
             fits = fits.put(rows[wins], wider.take(wins))
-    off, every_fit = fits.off.detach() > 0, fits
+    off, everywhere = fits.off.detach() > 0, fits
     kept = (~(off | _poor(fits.detach()))).nonzero()[:, 0]
-    fits = fits.take(kept)
+    fits = fits if len(kept) == len(points) else fits.take(kept)
     if estimated:
         fits = fits.facing(orient_normals(fits.centres.detach(), fits.frames[:, 2].detach()))
     manner, noisy = CLEAN, _noisy(fits.detach(), points[kept].detach())
@@ -125,24 +125,28 @@ def robust_fits(network: FitNetwork, points: Tensor, normals: Tensor, *, estimat
         manner, error = ROUGH, fits.error
         for _ in range(AGAIN):
             looks = fits.frames[:, 2]
-            fits = evaluate(network, fits.centres, looks, every[: len(kept)], sizes[-1]).facing(looks)
+            near, _ = k_nearest(fits.centres.detach(), sizes[-1])
+            fits = evaluate(network, fits.centres, looks, near).facing(looks)
         fits = replace(fits, error=error)
-    agreed, doubtful = _agreed(fits.detach(), manner), 1 - len(kept) / len(points)
-    fits, kept = fits.take(agreed), kept[agreed]
-    if not estimated and not noisy and float(off.double().mean()) <= HARDLY:
-        # Nothing speaks against a clean sample but that fits cannot follow it: the rim of an ear, the tip of a horn.
-        alone = (~off).index_fill(0, kept, False)
-        fits = every_fit.put(kept, fits).put(alone.nonzero()[:, 0], _planes(every_fit, points, normals, alone))
-        return Found(fits.take(~off), every[~off], alone[~off], manner, noisy)
-    if doubtful > FEW:
-        # Some outliers are still among the samples, and a jet would run through them.
+    agreed, tree = _agreed(fits.detach(), manner)
+    if len(kept) < (1 - FEW) * len(points):
+        # Where there are outliers some are still among the samples, and a jet would run through them.
         manner = replace(manner, jets=ROUGH.jets)
-    return Found(fits, kept, torch.zeros_like(kept, dtype=torch.bool), manner, noisy)
+    if len(agreed) < len(kept):
+        fits, kept = fits.take(agreed), kept[agreed]
+    alone = (~off).index_fill(0, kept, False)
+    if estimated or noisy or float(off.double().mean()) > HARDLY or not bool(alone.any()):
+        return Found(fits, kept, alone[kept], manner, noisy, tree)
+    # Nothing speaks against a clean sample but that fits cannot follow it: the rim of an ear, the tip of a horn.
+    fits = everywhere.put(kept, fits).put(alone.nonzero()[:, 0], _planes(everywhere, points, normals, alone))
+    kept = (~off).nonzero()[:, 0]
+    fits = fits.take(kept)
+    return Found(fits, kept, alone[kept], manner, noisy, PointTree(fits.centres.detach()))
 
 
-def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, rows: Tensor, k: int) -> Fitted:
-    """What the network finds at samples rows (n,) from their k nearest."""
-    index, _ = k_nearest(points.detach(), k, points[rows].detach())
+def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, index: Tensor) -> Fitted:
+    """What the network finds at the samples index[:, 0] from their nearest, index (n, k)."""
+    k = index.shape[1]
     network = network.to(points.device)
     live = torch.is_grad_enabled() and (points.requires_grad or any(p.requires_grad for p in network.parameters()))
     parts = []
@@ -182,14 +186,19 @@ def _planes(fits: Fitted, points: Tensor, normals: Tensor, which: Tensor) -> Fit
     return replace(some, centres=points[which], frames=tangent_frames(looks), coefficients=flat)
 
 
-def _agreed(fits: Fitted, manner: Manner) -> Tensor:
-    """Rows (k,) of fits that agree with the blend of those around them, in two rounds."""
+def _agreed(fits: Fitted, manner: Manner) -> tuple[Tensor, PointTree]:
+    """Rows (k,) of fits that agree with the blend of those around them, in two rounds; the tree of their centres."""
     rows = torch.arange(len(fits.centres), device=fits.centres.device)
+    tree = PointTree(fits.centres)
     for _ in range(2):
-        some = fits.take(rows)
-        near, _ = k_nearest(some.centres, min(manner.among + 1, len(rows)))
+        some = fits if len(rows) == len(fits.centres) else fits.take(rows)
+        near, _ = tree.own(min(manner.among + 1, len(rows)))
         looks = some.frames[:, 2]
         others = Blend(some.centres, looks, near[:, 1:], some.jets(near), manner.reach, sharp=False)
         phi, mean = others(some.centres, torch.arange(len(rows), device=rows.device))
-        rows = rows[(dot(mean, looks) > manner.cosine) & (phi.abs() < manner.offset * others.spacing)]
-    return rows
+        agree = ((dot(mean, looks) > manner.cosine) & (phi.abs() < manner.offset * others.spacing)).nonzero()[:, 0]
+        if len(agree) == len(rows):
+            break  # the second round would find the same
+        rows = rows[agree]
+        tree = PointTree(fits.centres[rows])
+    return rows, tree

@@ -10,13 +10,13 @@ jets around some of them, and then treated as clean.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lamina.geometry.jets import Jets, fit_jets, project
+from lamina.geometry.jets import Jets, Surroundings, fit_and_predict, fit_jets, project
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.neighbours import PieceTrees, PointTree, k_nearest
 from lamina.geometry.triangles import dot, unit
@@ -31,6 +31,7 @@ GAUSSIAN = {TYPICAL: 0.607, SAFE: 0.934}  # RMS of that part of normal deviates
 NORMALS_HELP, DEGREE_HELPS, SAFETY_HELPS = 0.7, 0.99, 0.7  # must cut the leave-one-out error to this
 THICKNESS = 6.0  # a neighbourhood's radius is at least this many leave-one-out errors
 CENTRES, BLENDED = 32, 16  # jets that share a smoothed neighbourhood, and those that a place blends
+SHARED = 32  # neighbours that are looked for, at least, where they are for all samples: others will ask again
 RECENTRED = 16  # neighbours among which the sample nearest to a foot is looked for
 
 
@@ -59,29 +60,40 @@ class Cloud:
     points: Tensor  # (m, 3)
     normals: Tensor  # (m, 3)
     component: Tensor  # (m,) int64
+    known: PointTree | None = field(default=None, repr=False, compare=False)  # of the points, where there is one
 
     @cached_property
     def pieces(self) -> PieceTrees:
-        return PieceTrees(self.points.detach(), self.component)
+        return PieceTrees(self.points.detach(), self.component, self.tree)
 
     @cached_property
     def tree(self) -> PointTree:
-        return PointTree(self.points.detach())
+        return self.known or PointTree(self.points.detach())
 
     @cached_property
     def search(self) -> Nearest:
         return Nearest(self.points.detach(), self.component)
 
     def detach(self) -> Cloud:
-        return Cloud(self.points.detach(), self.normals.detach(), self.component)
+        return Cloud(self.points.detach(), self.normals.detach(), self.component, self.tree)
 
     def neighbours(self, rows: Tensor, k: int) -> Tensor:
         """The k nearest (n, k) of samples `rows` in their component, first the sample itself."""
+        every = len(rows) == len(self.points)
+        if len(self.pieces.trees) == 1 and k <= len(self.points) and (every or self.tree.knows(k)):
+            return self.tree.own(max(k, min(SHARED, len(self.points))))[0][rows][:, :k]
         return self.pieces.query(self.points[rows].detach(), self.component[rows], k)[0]
 
-    def fit(self, near: Tensor, way: Way, leave_out: bool = False) -> Jets:
-        near = near[:, : way.k]
-        return fit_jets(self.points, self.normals, near, way.degree, slopes=way.slopes, leave_out=leave_out)
+    def fit(self, near: Tensor, way: Way) -> Jets:
+        return fit_jets(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
+
+    def around(self, near: Tensor) -> Surroundings:
+        """Neighbours near (m, k) as jets of any way see them, without gradients."""
+        return Surroundings.of(self.points.detach(), self.normals.detach(), near)
+
+    def fit_and_predict(self, near: Tensor, way: Way) -> tuple[Jets, Tensor]:
+        """Jets without gradients, and how high (m,) they would be over samples left out."""
+        return fit_and_predict(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
 
 
 @dataclass(frozen=True)
@@ -133,16 +145,17 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
     tested = order[:TESTED].to(cloud.points.device)
     count = len(cloud.points)
     most = {q: max(FEWEST[2], min(count // 2, max(k, int(part * count)))) for q, (k, part) in MOST.items()}
-    near = cloud.neighbours(tested, min(64, most[2]))
+    around = cloud.around(cloud.neighbours(tested, min(64, most[2])))
     known: dict[Way, tuple[Tensor, float]] = {}
 
     def error(way: Way, part: float) -> float:
-        nonlocal near
+        nonlocal around
         if way not in known:
-            if way.k > near.shape[1]:
-                near = cloud.neighbours(tested, min(4 * way.k, most[2]))
-            jets = cloud.fit(near, way, leave_out=True)
-            known[way] = jets.height.double().square().sort().values, float(jets.scale.median())
+            if way.k > around.square.shape[1]:
+                around = cloud.around(cloud.neighbours(tested, min(2 * way.k, most[2])))
+            # Sorted on the CPU, as every number that is looked at makes a GPU wait.
+            height, scale = torch.stack(around.predict(way.k, way.degree, way.slopes)).cpu()
+            known[way] = height.square().sort().values, float(scale.median())
         squares, radius = known[way]
         rms = float(squares[: max(1, round(part * len(squares)))].mean().sqrt()) / GAUSSIAN[part]
         # A ball hardly wider than the noise holds samples that err the same way, and errors look small.
@@ -189,8 +202,10 @@ def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
     if safe == typical:
         return jets
     with torch.no_grad():
-        around, _ = k_nearest(cloud.points[near[:, 0]], min(16, len(near)))
-        one, other = (cloud.fit(near, way, leave_out=True).height[around].square().mean(1) for way in (safe, typical))
+        around = cloud.tree.own(16)[0] if len(near) >= 16 else k_nearest(cloud.points[near[:, 0]], len(near))[0]
+        seen = cloud.around(near)
+        errors = (seen.predict(way.k, way.degree, way.slopes)[0] for way in (safe, typical))
+        one, other = (error[around].square().mean(1) for error in errors)
         rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
     return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets
 

@@ -12,16 +12,18 @@ polynomial fitting of osculating jets". Jets and feet have the gradients of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from lamina.geometry.neighbours import tangent_frames
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.triangles import unit
 from lamina.linear.adjoint import first_order
 
-MAX_ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # of one chunk's design matrix
+MAX_ENTRIES = {"cpu": 2**18, "cuda": 2**25}  # of one chunk's design matrix
 SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully
 SMALLEST_PIVOT = 1e-11  # of the equilibrated Gram matrix; below, the samples do not determine the jet
 WILDEST = 1.5  # sum of |c_ij| over i + j >= 2: beyond, the height varies by more than the radius
@@ -65,6 +67,9 @@ class Jets:
             return mine + (_padded(change, mine.shape[1])[:, : mine.shape[1]] if key == "coefficients" else change)
 
         return Jets(self.degree, **{f.name: moving(f.name) for f in fields(self) if f.name != "degree"})
+
+    def take(self, rows: Tensor) -> Jets:
+        return Jets(self.degree, **{key: v.index_select(0, rows) for key, v in vars(self).items() if key != "degree"})
 
     def replaced(self, rows: Tensor, others: Jets) -> Jets:
         """These jets with others in the given rows; of the higher of the two degrees."""
@@ -116,98 +121,202 @@ def fit_jets(
     rows = torch.arange(len(index), device=index.device)
     parts = []
     for chunk in rows.split(max(1, MAX_ENTRIES[points.device.type] // size)):
-        near = index[chunk]
-        samples = points[near].double(), normals[near].double()
-        around = centres[chunk].double(), directions[chunk].double()
-        parts.append(_fit_chunk(*samples, *around, degree, slopes, leave_out))
+        patch = _Patch.of(Surroundings.of(points, normals, index[chunk], centres[chunk], directions[chunk]))
+        patch = patch.without_first() if leave_out else patch
+        columns, gram, right = patch.equations(degree, slopes)
+        parts.append(patch.fitted(columns, _solve(gram, right, degree)))
     return Jets(degree, centres, *(torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True)))
 
 
-def _fit_chunk(
-    near: Tensor, looks: Tensor, centre: Tensor, direction: Tensor, degree: int, slopes: bool, leave_out: bool
-) -> tuple[Tensor, ...]:
-    frame = tangent_frames(direction)
-    offset = near - centre[:, None]
-    square = dot(offset, offset)
-    widest = square.amax(1).clamp_min(1e-300)
-    scale = widest.sqrt()
-    local = (offset / scale[:, None, None]) @ frame.transpose(1, 2)
-    a, b, height = (v.contiguous() for v in local.unbind(-1))
-    turned = looks @ frame.transpose(1, 2)
-    weight = (1 - square / widest[:, None]).clamp_min(0) ** 2
-    weight = weight * ((turned[..., 2] - SHEET_OFF) / (SHEET_ON - SHEET_OFF)).clamp(0, 1) ** 2
-    if leave_out:
-        weight = torch.nn.functional.pad(weight[:, 1:], (1, 0))
-    columns = _monomials(a, b, degree)
-    weighted = columns * weight[:, None]
-    gram = weighted @ columns.transpose(1, 2)
-    right = weighted @ height[..., None]
-    if slopes:
-        level = turned[..., 2].clamp_min(SHEET_OFF)
-        for axis in (0, 1):
-            derivative = _monomial_slopes(columns, degree, axis)
-            weighted = derivative * weight[:, None]
-            gram = gram + weighted @ derivative.transpose(1, 2)
-            right = right - weighted @ (turned[..., axis] / level)[..., None]
-    coefficients = _solve(gram, right, degree)
-    with torch.no_grad():  # a figure to report
-        missed = (coefficients[:, None] @ columns)[:, 0] - height
-        residual = ((weight * missed**2).sum(1) / weight.sum(1).clamp_min(1e-300)).sqrt() * scale
-        trusted = square[:, min(TRUST_NEIGHBOUR, square.shape[1] - 1)].sqrt()
-        reach = (TRUST * trusted / scale).clamp(max=1.25)
-    return frame, coefficients, scale, reach, residual
+@torch.no_grad()
+def fit_and_predict(
+    points: Tensor, normals: Tensor, index: Tensor, degree: int, *, slopes: bool = True
+) -> tuple[Jets, Tensor]:
+    """Jets as fit_jets makes them, without gradients, and what their height (m,) over the samples would be if these
+    were left out; infinite where no neighbour counts."""
+    parts = []
+    for near in index.split(max(1, MAX_ENTRIES[points.device.type] // (index.shape[1] * coefficient_count(degree)))):
+        patch = _Patch.of(Surroundings.of(points, normals, near))
+        columns, gram, right = patch.without_first().equations(degree, slopes)
+        without = _solve(gram, right, degree)
+        height = torch.where((without == 0).all(1), torch.inf, without[:, 0] * patch.scale)
+        # At its own sample a jet is 1, and so are the slopes of its linear terms: nothing else of it changes.
+        gram.diagonal(dim1=1, dim2=2)[:, : 3 if slopes else 1] += patch.weight[:, :1]
+        parts.append((*patch.fitted(columns, _solve(gram, right, degree)), height))
+    frame, coefficients, scale, reach, residual, height = (
+        torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True)
+    )
+    return Jets(degree, points[index[:, 0]], frame, coefficients, scale, reach, residual), height
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """k neighbours of m centres, nearest first, in the frames of these; in float64 and units of length."""
+
+    frame: Tensor  # (m, 3, 3) rows t1, t2, n
+    square: Tensor  # (m, k) squared distances
+    local: Tensor  # (m, 3, k) places; products are faster with neighbours next to each other
+    turned: Tensor  # (m, 3, k) normals
+
+    @classmethod
+    def of(
+        cls,
+        points: Tensor,
+        normals: Tensor,
+        index: Tensor,
+        centres: Tensor | None = None,
+        directions: Tensor | None = None,
+    ) -> Surroundings:
+        """Of samples (n, 3): neighbours index (m, k) of centres (m, 3), which have directions (m, 3), default the first
+        of these samples and its normal."""
+        near, looks = points[index].double(), normals[index].double()
+        frame = tangent_frames(looks[:, 0] if directions is None else directions.double())
+        offset = (near - (near[:, :1] if centres is None else centres.double()[:, None])).transpose(1, 2).contiguous()
+        return cls(frame, offset.square().sum(1), frame @ offset, frame @ looks.transpose(1, 2))
+
+    @torch.no_grad()
+    def predict(self, k: int, degree: int, slopes: bool) -> tuple[Tensor, Tensor]:
+        """Height (m,) over their centres of jets that are fitted to the k nearest but the first, and their scale."""
+        parts = []
+        size = max(1, MAX_ENTRIES[self.square.device.type] // (k * coefficient_count(degree)))
+        for i in range(0, len(self.square), size):
+            near = (v[i : i + size, ..., :k] for v in (self.square, self.local, self.turned))
+            patch = _Patch.of(Surroundings(self.frame[i : i + size], *near))
+            _, gram, right = patch.without_first().equations(degree, slopes)
+            parts.append((_solve(gram, right, degree)[:, 0] * patch.scale, patch.scale))
+        height, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+        return height, scale
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """Neighbours to which jets are fitted: coordinates divided by `scale`, and weights."""
+
+    frame: Tensor  # (m, 3, 3)
+    scale: Tensor  # (m,) distance of the farthest neighbour
+    square: Tensor  # (m, k) squared distances, in units of length
+    local: Tensor  # (m, 3, k) a, b, height
+    turned: Tensor  # (m, 3, k) normals
+    weight: Tensor  # (m, k)
+
+    @classmethod
+    def of(cls, around: Surroundings) -> _Patch:
+        square, turned = around.square, around.turned
+        widest = square.amax(1).clamp_min(1e-300)
+        scale = widest.sqrt()
+        weight = (1 - square / widest[:, None]).clamp_min(0) ** 2
+        weight = weight * ((turned[:, 2] - SHEET_OFF) / (SHEET_ON - SHEET_OFF)).clamp(0, 1) ** 2
+        return cls(around.frame, scale, square, around.local / scale[:, None, None], turned, weight)
+
+    def without_first(self) -> _Patch:
+        return replace(self, weight=torch.nn.functional.pad(self.weight[:, 1:], (1, 0)))
+
+    def equations(self, degree: int, slopes: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Monomials (m, c, k), the normal equations (m, c, c) and their right-hand sides (m, c, 1)."""
+        columns = _monomials(self.local[:, 0], self.local[:, 1], degree)
+        values = [columns, self.local[:, 2:]]
+        if slopes:
+            values.append(self.turned[:, :2] / self.turned[:, 2:].clamp_min(SHEET_OFF))
+        c = columns.shape[1]
+        sums = columns @ (torch.cat(values, 1) * self.weight[:, None]).transpose(1, 2)  # (m, c, c + 1 or c + 3)
+        gram, right = sums[..., :c], sums[..., c : c + 1]
+        return columns, *(_with_slopes(gram, right, sums[..., c + 1 :], degree) if slopes else (gram, right))
+
+    def fitted(self, columns: Tensor, coefficients: Tensor) -> tuple[Tensor, ...]:
+        """Frames, coefficients, scale, reach and residual of jets."""
+        with torch.no_grad():  # figures to report
+            missed = (coefficients[:, None] @ columns)[:, 0] - self.local[:, 2]
+            residual = ((self.weight * missed**2).sum(1) / self.weight.sum(1).clamp_min(1e-300)).sqrt() * self.scale
+            trusted = self.square[:, min(TRUST_NEIGHBOUR, self.square.shape[1] - 1)].sqrt()
+            reach = (TRUST * trusted / self.scale).clamp(max=1.25)
+        return self.frame, coefficients, self.scale, reach, residual
 
 
 def _monomials(a: Tensor, b: Tensor, degree: int) -> Tensor:
     """Values (m, c, k) of a^i b^j at (m, k) places, ordered by i + j, then by j."""
-    blocks = [torch.ones_like(a)[:, None]]
-    for _ in range(degree):
-        blocks.append(torch.cat([blocks[-1] * a[:, None], (blocks[-1][:, -1] * b)[:, None]], 1))
-    return torch.cat(blocks, 1)
+    i, j = _powers(degree, a.device)
+    both = torch.stack([a, b], 1)
+    powers = [torch.ones_like(both), both]
+    while len(powers) <= degree:
+        powers.append(powers[-1] * both)
+    table = torch.stack(powers[: degree + 1], 2)  # (m, 2, degree + 1, k)
+    return table[:, 0].index_select(1, i) * table[:, 1].index_select(1, j)
 
 
-def _monomial_slopes(columns: Tensor, degree: int, axis: int) -> Tensor:
-    """Derivatives (m, c, k) of the monomials with respect to a (axis 0) or b (axis 1)."""
-    slopes = torch.zeros_like(columns)
-    for total in range(1, degree + 1):
-        here, before = coefficient_count(total - 1), coefficient_count(total - 2)
-        power = torch.arange(1, total + 1, dtype=columns.dtype, device=columns.device)
-        lower = columns[:, before:here]
-        if axis == 0:
-            slopes[:, here : here + total] = lower * power.flip(0)[:, None]
-        else:
-            slopes[:, here + 1 : here + total + 1] = lower * power[:, None]
-    return slopes
+@cache
+def _powers(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Exponents i and j (c,) of the monomials."""
+    powers = [(total - j, j) for total in range(degree + 1) for j in range(total + 1)]
+    i, j = torch.tensor(powers, device=device).unbind(1)
+    return i.contiguous(), j.contiguous()
+
+
+def _with_slopes(gram: Tensor, right: Tensor, slopes: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """Normal equations (m, c, c) and (m, c, 1) with slopes fitted besides heights, with the same weights.
+
+    With monomials c_p and weights w: gram = sum w c_p c_q, slopes (m, c, 2) = sum w c_p times a neighbour's -dh/da and
+    -dh/db. The derivative of c_p is f_p c_p', and so the sums of the products of derivatives are f_p f_q gram_p'q'.
+    """
+    count = gram.shape[1]
+    before, factor = _derivatives(degree, gram.device)
+    flat, total, target = gram.reshape(len(gram), -1), gram, right[..., 0]
+    for axis in (0, 1):
+        p, f = before[axis], factor[axis]
+        entries = (p[:, None] * count + p).reshape(-1)
+        total = torch.addcmul(total, flat.index_select(1, entries).view_as(gram), f[:, None] * f)
+        target = target - slopes[..., axis].index_select(1, p) * f
+    return total, target[..., None]
+
+
+@cache
+def _derivatives(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which monomial (2, c) that of each monomial is with respect to a and b, and its factor (2, c), zero for none."""
+    before, factor = [], []
+    for axis in (0, 1):
+        powers = [(total - j, j) for total in range(degree + 1) for j in range(total + 1)]
+        lower = [(max(i - (axis == 0), 0), max(j - (axis == 1), 0)) for i, j in powers]
+        before.append([coefficient_count(i + j - 1) + j for i, j in lower])
+        factor.append([float(power[axis]) for power in powers])
+    return torch.tensor(before, device=device), torch.tensor(factor, dtype=torch.float64, device=device)
 
 
 def _solve(gram: Tensor, right: Tensor, degree: int) -> Tensor:
     """Coefficients (m, c), of the highest degree that each system determines; zero above it."""
-    solution = torch.zeros_like(right[..., 0])
-    todo = torch.arange(len(gram), device=gram.device)
+    solution, todo = torch.zeros_like(right[..., 0]), None
     for q in range(degree, -1, -1):
         # Monomials are ordered by degree, so the system of a lower degree is the leading block.
         c = coefficient_count(q)
-        block, target = gram[todo, :c, :c], right[todo, :c]
+        block, target = (gram, right) if todo is None else (gram[todo, :c, :c], right[todo, :c])
         diagonal = block.diagonal(dim1=1, dim2=2)
         balance = torch.where(diagonal > 0, diagonal, torch.ones_like(diagonal)).rsqrt()[..., None]
-        balanced = block * balance * balance.transpose(1, 2)
+        balanced, wanted = block * (balance * balance.transpose(1, 2)), target * balance
         with torch.no_grad():
             lower, failed = torch.linalg.cholesky_ex(balanced)
             pivots = lower.diagonal(dim1=1, dim2=2).square().amin(1)
-            good = (failed == 0) & (pivots > SMALLEST_PIVOT)
-            lower = torch.where(good[:, None, None], lower, torch.eye(c, dtype=lower.dtype, device=lower.device))
-            found = (torch.cholesky_solve(target * balance, lower) * balance)[..., 0]
-            good &= found[:, 3:].abs().sum(1) <= WILDEST
+            found = (_solve_lower(lower, wanted) * balance)[..., 0]
+            good = (failed == 0) & (pivots > SMALLEST_PIVOT) & (found[:, 3:].abs().sum(1) <= WILDEST)
             rows = good.nonzero()[:, 0]
+        every = todo is None and len(rows) == len(good)
         if gram.requires_grad:
-            found = (torch.linalg.solve(balanced[rows], (target * balance)[rows]) * balance[rows])[..., 0]
-            solution[todo[rows], :c] = found
-        else:
-            solution[todo[rows], :c] = found[rows]
-        todo = todo[~good]
+            found = (torch.linalg.solve(balanced[rows], wanted[rows]) * balance[rows])[..., 0]
+        elif not every:
+            found = found[rows]
+        if every:
+            return found
+        solution[rows if todo is None else todo[rows], :c] = found
+        todo = (~good).nonzero()[:, 0] if todo is None else todo[~good]
         if len(todo) == 0:
             break
     return solution
+
+
+def _solve_lower(lower: Tensor, right: Tensor) -> Tensor:
+    """Solution (m, c, 1) of L L^T x = right; anything where L is not regular."""
+    if lower.device.type == "cpu":
+        return torch.cholesky_solve(right, lower)
+    # Two batched substitutions take a third of the time of torch.cholesky_solve on a GPU.
+    half = torch.linalg.solve_triangular(lower, right, upper=False)
+    return torch.linalg.solve_triangular(lower.transpose(1, 2), half, upper=True)
 
 
 def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,14 +336,15 @@ def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _project_chunk(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    centre, frame, scale = jets.centres[index], jets.frames[index], jets.scale[index]
-    coefficients = jets.coefficients[index].T.contiguous()
+    # index_select: plain indexing takes four times as long to launch.
+    centre, frame, scale = (v.index_select(0, index) for v in (jets.centres, jets.frames, jets.scale))
+    coefficients, reach = jets.coefficients.index_select(0, index).T.contiguous(), jets.reach.index_select(0, index)
     target = (((x - centre) / scale[:, None])[:, None] @ frame.transpose(1, 2))[:, 0].T
     with torch.no_grad():
-        ab = _nearest(target, coefficients, jets.reach[index], jets.degree)
+        ab, (h, ha, hb) = _nearest(target, coefficients, reach, jets.degree)
     if torch.is_grad_enabled() and (target.requires_grad or coefficients.requires_grad):
-        ab = _attached(target, ab, coefficients, jets.reach[index], jets.degree)
-    h, ha, hb, *_ = height_derivatives(coefficients, ab[0], ab[1], jets.degree)
+        ab = _attached(target, ab, coefficients, reach, jets.degree)
+        h, ha, hb, *_ = height_derivatives(coefficients, ab[0], ab[1], jets.degree)
     foot = torch.stack([ab[0], ab[1], h], 1)[:, None] @ frame
     normal = torch.stack([-ha, -hb, torch.ones_like(scale)], 1)[:, None] @ frame
     return torch.addcmul(centre, foot[:, 0], scale[:, None]), unit(normal[:, 0])
@@ -260,25 +370,29 @@ def _attached(target: Tensor, ab: Tensor, coefficients: Tensor, reach: Tensor, d
     return first_order(ab + torch.where(free, step, 0))
 
 
-def _nearest(target: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -> Tensor:
-    """Where (2, n) in their discs the graphs of polynomials are nearest to targets (3, n)."""
+def _nearest(target: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """Where (2, n) in their discs the graphs of polynomials are nearest to targets (3, n), and h, h_a, h_b (3, n)."""
+    heights = _evaluator(coefficients, degree)
     ab = _inside(target[:2], reach)
-    at = height_derivatives(coefficients, ab[0], ab[1], degree)
+    at = heights(ab[0], ab[1])
+    gap = _gap(target, ab, at)
     damping = torch.zeros_like(reach)
     tolerance, slack = torch.finfo(target.dtype).eps ** 0.5, 1 + 16 * torch.finfo(target.dtype).eps
     for _ in range(NEWTON_STEPS):
         new = _inside(ab + _newton_step(target, ab, at, damping), reach)
-        there = height_derivatives(coefficients, new[0], new[1], degree)
+        there = heights(new[0], new[1])
         # Gaps are quadratic in the distance to the minimum: rounding must not refuse the last steps.
-        better = _gap(target, new, there) <= _gap(target, ab, at) * slack
+        closer = _gap(target, new, there)
+        better = closer <= gap * slack
         moved = ((new - ab) ** 2).sum(0).sqrt()
         ab = torch.where(better, new, ab)
         at = torch.where(better, there, at)
+        gap = torch.where(better, closer, gap)
         damping = torch.where(better, damping / 8 * (damping > 0.1), 8 * damping + 0.5)
         # An undamped Newton step of size e leaves an error of size e^2.
         if bool((moved <= tolerance).all()):
             break
-    return ab
+    return ab, at[:3]
 
 
 def _inside(ab: Tensor, reach: Tensor) -> Tensor:
@@ -322,3 +436,60 @@ def height_derivatives(c: Tensor, a: Tensor, b: Tensor, degree: int) -> Tensor:
         hb = torch.addcmul(p1, hb, a)
         hbb = torch.addcmul(p2, hbb, a)
     return torch.stack([h, ha, hb, 2 * haa, hab, 2 * hbb])
+
+
+def height_slopes(c: Tensor, a: Tensor, b: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first three of height_derivatives alone."""
+    if a.device.type != "cpu":
+        return slopes_by_monomials(c, a, b, degree)
+    h = ha = hb = torch.zeros_like(a)
+    for i in range(degree, -1, -1):
+        p, p1 = c[coefficient_count(degree - 1) + degree - i], torch.zeros_like(a)
+        for j in range(degree - i - 1, -1, -1):
+            p1 = torch.addcmul(p, p1, b)
+            p = torch.addcmul(c[coefficient_count(i + j - 1) + j], p, b)
+        ha = torch.addcmul(h, ha, a)
+        h = torch.addcmul(p, h, a)
+        hb = torch.addcmul(p1, hb, a)
+    return h, ha, hb
+
+
+# Horner's rule takes the fewest operations on numbers, and 126 on tensors at degree 6, which is what counts on a GPU.
+
+
+def slopes_by_monomials(c: Tensor, a: Tensor, b: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as height_slopes, in few operations."""
+    M = _monomials(a[None], b[None], degree)[0]
+    before, factor = _derivatives(degree, c.device)
+    ha, hb = ((c * f[:, None] * M.index_select(0, p)).sum(0) for p, f in zip(before, factor.to(c.dtype), strict=True))
+    return (c * M).sum(0), ha, hb
+
+
+def derivatives_by_monomials(c: Tensor, degree: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same as height_derivatives with c (c, n) given, in few operations: a function of a and b (n,)."""
+    above, factor = _antiderivatives(degree, c.device)
+    f = factor.to(c.dtype)[..., None]
+    ca, cb = (c.index_select(0, above[axis]) * f[axis] for axis in (0, 1))
+    caa, cab = (ca.index_select(0, above[axis]) * f[axis] for axis in (0, 1))
+    cbb = cb.index_select(0, above[1]) * f[1]
+    table = torch.stack([c, ca, cb, caa, cab, cbb])
+    return lambda a, b: (table * _monomials(a[None], b[None], degree)).sum(1)
+
+
+@cache
+def _antiderivatives(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which monomial (2, c) has each monomial as its derivative, with respect to a and b, and times what (2, c); zero
+    for none of this degree."""
+    before, factor = _derivatives(degree, torch.device("cpu"))
+    above, times = torch.zeros_like(before), torch.zeros_like(factor)
+    for axis in (0, 1):
+        has = factor[axis] > 0
+        above[axis, before[axis, has]] = has.nonzero()[:, 0]
+        times[axis, before[axis, has]] = factor[axis, has]
+    return above.to(device), times.to(device)
+
+
+def _evaluator(c: Tensor, degree: int) -> Callable[[Tensor, Tensor], Tensor]:
+    if c.device.type != "cpu":
+        return derivatives_by_monomials(c, degree)
+    return lambda a, b: height_derivatives(c, a, b, degree)

@@ -96,10 +96,38 @@ def nodes_within(lattice: Lattice, bounds: Tensor, radius: float, distance: Call
     surface than radius + its own radius holds no node, so the work is proportional to the answer.
     """
     box = torch.stack([bounds[0] - radius, bounds[1] + radius])
-    blocks = Blocks.covering(lattice, box[None])
+    return nodes_in_blocks(Blocks.covering(lattice, box[None]), radius, lambda x: (distance(x), x))[0]
+
+
+def nodes_in_blocks(
+    blocks: Blocks, radius: float, nearest: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """The same of the nodes in blocks, and what `nearest` says of them besides their distance."""
     while True:
-        near = distance(blocks.centres) <= (radius + blocks.radii) * (1 + 1e-12)
+        distance, which = nearest(blocks.centres)
+        near = distance <= (radius + blocks.radii) * (1 + 1e-12)
         blocks = blocks.take(near)
         if blocks.finest:
-            return blocks.ijk
+            return blocks.ijk, which[near]
         blocks, _ = blocks.split()
+
+
+def blocks_around(lattice: Lattice, points: Tensor, radius: float, level: int) -> Blocks:
+    """Blocks of 2^level nodes a side that hold all nodes within radius of points (m, 3), and not many more."""
+    side = lattice.spacing * 2**level
+    home = torch.floor((points - lattice.origin) / side).long()
+    low = home.amin(0)
+    shape = home.amax(0) - low + 1
+    reach = math.ceil(radius / side)
+    step = torch.arange(-reach, reach + 1, device=points.device)
+    # A block that many blocks away, along each axis, has a node no nearer than the gap between the two.
+    gap = (torch.cartesian_prod(step, step, step).abs() - 1).clamp_min(0)
+    offset = torch.cartesian_prod(step, step, step)[(gap**2).sum(1) * side**2 <= (radius * (1 + 1e-9)) ** 2]
+    i, j, k = (home - low).unbind(1)
+    used = torch.unique((i * shape[1] + j) * shape[2] + k)
+    wide = shape + 2 * reach
+    i, j, k = used // (shape[1] * shape[2]), used // shape[2] % shape[1], used % shape[2]
+    i, j, k = (v[:, None] + o + reach for v, o in zip((i, j, k), offset.unbind(1), strict=True))
+    key = torch.unique((i * wide[1] + j) * wide[2] + k)
+    ijk = torch.stack([key // (wide[1] * wide[2]), key // wide[2] % wide[1], key % wide[2]], 1) + low - reach
+    return Blocks(lattice, level, ijk, torch.zeros_like(key))

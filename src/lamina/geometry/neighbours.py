@@ -7,14 +7,14 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 from torch import Tensor
 
+from lamina.geometry.bins import nearest_by_bins
 from lamina.geometry.triangles import dot
+from lamina.linear.graph import components
 
-MOST_DISTANCES, BLOCK_DISTANCES = 2**28, 2**25  # entries of the distance matrix on a GPU, and of its blocks
+AROUND = 32  # neighbours of a point among which that nearest to a place beside it is looked for
 LINKS = 10  # neighbours a point is linked to; iid samples stay connected above about ln(n) / 2
 LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to back, not across an edge
 LINK_REACH = 4.0  # a link may be this many times longer than the local spacing at its denser end
@@ -26,28 +26,55 @@ BEYOND = 0.35
 
 
 class PointTree:
-    """The points (m, 3) prepared for nearest-neighbour queries.
-
-    Exact: a k-d tree on the CPU; on a GPU blocks of the distance matrix, or, where that has more than 2^28
-    entries, still the k-d tree, with a round trip through the CPU (100,000 points: under a second, not 20).
-    """
+    """The points (m, 3) prepared for nearest-neighbour queries, exact: a k-d tree on the CPU, bins on a GPU."""
 
     def __init__(self, points: Tensor):
         self.points = points
+        self._own: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def tree(self) -> KDTree:
         return KDTree(self.points.detach().double().cpu().numpy())
 
-    def query(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Indices (n, k) int64 and distances (n, k) of the k points nearest to x (n, 3), nearest first."""
-        if x.device.type == "cpu" or len(x) * len(self.points) > MOST_DISTANCES:
-            found = self.tree.query(x.detach().double().cpu().numpy(), k, workers=-1)
-            distance, index = (torch.from_numpy(np.reshape(v, (len(x), k))).to(x.device) for v in found)
-            return index, distance.to(x.dtype)
-        rows = max(1, BLOCK_DISTANCES // len(self.points))
-        found = [_brute_force(self.points, k, block) for block in x.split(rows)]
-        return torch.cat([i for i, _ in found]), torch.cat([d for _, d in found])
+    def query(self, x: Tensor, k: int, within: float = math.inf) -> tuple[Tensor, Tensor]:
+        """Indices (n, k) int64 and distances (n, k) of the k points nearest to x (n, 3), nearest first.
+
+        Those farther away than `within` need not be found; their distance is then infinite, and their index any.
+        """
+        if x.device.type != "cpu":
+            return nearest_by_bins(self.points.detach(), x.detach(), k, within)
+        bound = within * (1 + 1e-9)
+        found = self.tree.query(x.detach().double().numpy(), k, distance_upper_bound=bound, workers=-1)
+        distance, index = (torch.from_numpy(np.reshape(v, (len(x), k))) for v in found)
+        return index if within == math.inf else index.clamp_(max=len(self.points) - 1), distance.to(x.dtype)
+
+    def own(self, k: int) -> tuple[Tensor, Tensor]:
+        """As query(points, k); remembered for whoever asks for as many or fewer."""
+        if self._own is None or self._own[0].shape[1] < k:
+            self._own = self.query(self.points, k)
+        index, distance = self._own
+        return index[:, :k], distance[:, :k]
+
+    def nearest_around(self, x: Tensor, start: Tensor, k: int = AROUND) -> Tensor:
+        """Index (n,) of the point nearest to x (n, 3), which is near the points start (n,).
+
+        Looked for among the k nearest of start: all others are farther from it than the last of these, and so farther
+        from x than that less its own distance. Where that does not settle it, anew.
+        """
+        near, reach = self.own(min(k, len(self.points)))
+        near, reach, points = near[start], reach[:, -1][start], self.points.T
+        square = (points[:, near] - x.T[..., None]).square().sum(0)
+        least, which = square.min(1)
+        index = near.gather(1, which[:, None])[:, 0]
+        moved = (points[:, start] - x.T).square().sum(0).sqrt()
+        unsure = (least.sqrt() + moved > reach * (1 - 1e-9)).nonzero()[:, 0]
+        if len(unsure):
+            index[unsure] = self.query(x[unsure], 1)[0][:, 0]
+        return index
+
+    def knows(self, k: int) -> bool:
+        """Whether own(k) is there already."""
+        return self._own is not None and self._own[0].shape[1] >= k
 
 
 def k_nearest(points: Tensor, k: int, queries: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -59,59 +86,62 @@ def k_nearest(points: Tensor, k: int, queries: Tensor | None = None) -> tuple[Te
     return PointTree(points).query(points if queries is None else queries, k)
 
 
-def _brute_force(points: Tensor, k: int, queries: Tensor) -> tuple[Tensor, Tensor]:
-    # Without matrix products: |x|^2 - 2 x.y + |y|^2 loses half the digits to cancellation.
-    distances = torch.cdist(queries, points, compute_mode="donot_use_mm_for_euclid_dist")
-    distance, index = distances.topk(k, dim=1, largest=False, sorted=True)
-    return index, distance
-
-
 class PieceTrees:
-    """A tree for every component (m,) of the points (m, 3), for queries that must stay within one."""
+    """A tree for every component (m,) of the points (m, 3), for queries that must stay within one.
 
-    def __init__(self, points: Tensor, component: Tensor):
-        self.members = [(component == c).nonzero()[:, 0] for c in range(int(component.max()) + 1)]
-        self.trees = [PointTree(points[rows]) for rows in self.members]
+    whole: a tree of all points, where there is one already; it serves if there is one component.
+    """
 
-    def query(self, x: Tensor, component: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def __init__(self, points: Tensor, component: Tensor, whole: PointTree | None = None):
+        count = int(component.max()) + 1
+        if count == 1:
+            self.members = [torch.arange(len(points), device=points.device)]
+            self.trees = [whole or PointTree(points)]
+        else:
+            self.members = [(component == c).nonzero()[:, 0] for c in range(count)]
+            self.trees = [PointTree(points[rows]) for rows in self.members]
+
+    def query(self, x: Tensor, component: Tensor, k: int, within: float = math.inf) -> tuple[Tensor, Tensor]:
         """As PointTree.query, among the points of the given component (n,) of each row of x.
 
         Where a component has fewer than k points its farthest fills the row.
         """
+        if len(self.trees) == 1 and k <= len(self.members[0]):
+            index, distance = self.trees[0].query(x, k, within)
+            mine = (component == 0)[:, None]
+            return torch.where(mine, index, 0), torch.where(mine, distance, torch.inf)
         index = torch.zeros(len(x), k, dtype=torch.int64, device=x.device)
         distance = x.new_full((len(x), k), torch.inf)  # of a component that has no points
         for c, (members, tree) in enumerate(zip(self.members, self.trees, strict=True)):
             rows = (component == c).nonzero()[:, 0]
             if len(rows) == 0:
                 continue
-            found, away = tree.query(x[rows], min(k, len(members)))
+            found, away = tree.query(x[rows], min(k, len(members)), within)
             fill = torch.arange(k, device=x.device).clamp(max=len(members) - 1)
             index[rows], distance[rows] = members[found][:, fill], away[:, fill]
         return index, distance
 
 
-def connected_pieces(points: Tensor, normals: Tensor | None = None) -> Tensor:
+def connected_pieces(points: Tensor, normals: Tensor | None = None, tree: PointTree | None = None) -> Tensor:
     """Connected component (n,) int64 of each point in the graph of near neighbours, largest first.
 
     Linked are a point and its 10 nearest, unless the link is longer than 4 times the spacing (the median
     distance to those neighbours) at either end, or, with normals (n, 3), they look opposite ways
     (n_i . n_j <= -1/2), as the faces of a thin gap or sheet do that is thinner than the spacing. Right angles
-    do not part: an edge of a box joins its faces.
-    The graph search runs on the CPU, wherever the points are.
+    do not part: an edge of a box joins its faces. tree: of the points, where there is one already.
     """
-    index, distance = k_nearest(points, min(LINKS + 1, len(points)))
+    index, distance = (tree or PointTree(points)).own(min(LINKS + 1, len(points)))
     index, distance = index[:, 1:], distance[:, 1:]
     spacing = distance.median(1).values
     linked = distance <= LINK_REACH * torch.minimum(spacing[:, None], spacing[index])
     if normals is not None:
         linked &= dot(normals[:, None], normals[index]) > LINK_TURN
-    first = torch.arange(len(points), device=index.device)[:, None].expand_as(index)[linked].cpu().numpy()
-    second = index[linked].cpu().numpy()
-    graph = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(len(points),) * 2)
-    count, label = connected_components(graph, directed=False)
-    rank = np.empty(count, dtype=np.int64)
-    rank[np.argsort(-np.bincount(label, minlength=count), kind="stable")] = np.arange(count)
-    return torch.from_numpy(rank[label]).to(points.device)
+    first = torch.arange(len(points), device=index.device)[:, None].expand_as(index)
+    label = components(len(points), first[linked], index[linked])
+    size = torch.zeros_like(label).index_add_(0, label, torch.ones_like(label))
+    rank = torch.empty_like(label)
+    rank[torch.argsort(-size, stable=True)] = torch.arange(len(label), device=label.device)
+    return rank[label]
 
 
 def voronoi_areas(points: Tensor, normals: Tensor, k: int = 20) -> Tensor:
@@ -150,10 +180,19 @@ def cell_ends(plane: Tensor, facing: Tensor, ray: Tensor) -> tuple[Tensor, Tenso
 
     Those with facing (n, k, 1) False do not count; infinite where a cell is open.
     """
-    along = plane @ ray.T
-    rho = ((plane**2).sum(-1, keepdim=True) / (2 * along)).masked_fill(~((along > 0) & facing), torch.inf)
-    rho, which = rho.min(1)
-    return rho, which
+    nearness, which = _nearness(plane, facing, ray).max(1)
+    return 1 / nearness.clamp_min(0), which
+
+
+def open_ends(plane: Tensor, facing: Tensor, ray: Tensor) -> Tensor:
+    """Where alone, as cell_ends."""
+    return 1 / _nearness(plane, facing, ray).amax(1).clamp_min(0)
+
+
+def _nearness(plane: Tensor, facing: Tensor, ray: Tensor) -> Tensor:
+    """1 / rho (n, k, r) of each neighbour alone, 2 e . p / |p|^2; 0 or less where it does not end the cell."""
+    square = (plane**2).sum(-1, keepdim=True)
+    return (plane * torch.where(facing & (square > 0), 2 / square, 0)) @ ray.T
 
 
 def spacing_of(distance: Tensor, neighbour: int, roomy: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lamina.geometry.neighbours import BEYOND, LINK_TURN, cell_ends, rays, spacing_of, tangent_frames
+from lamina.geometry.neighbours import BEYOND, LINK_TURN, open_ends, rays, spacing_of, tangent_frames
 from lamina.geometry.triangles import dot
 
 NEIGHBOURS, MORE_NEIGHBOURS = 32, 128  # among which empty discs are looked for, and then surely found
 NEAR = 12  # the distance of this neighbour is about two spacings, the radius of discs that may be empty by chance
+ENTRIES = {"cpu": 2**19, "cuda": 2**25}  # of what is made on the way
 LARGE = 1.5  # times as large, they are not
 
 
@@ -76,13 +77,13 @@ def _room(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor
     ray = rays(points)
     last = min(NEAR, near.shape[1] - 1)
     found = []
-    for block in near.split(max(1, 2**22 // (len(ray) * near.shape[1]))):
+    for block in near.split(max(1, ENTRIES[points.device.type] // (len(ray) * near.shape[1]))):
         own, others = block[:, 0], block[:, 1:]
         tangents = tangent_frames(normals[own])[:, :2]
         offset = points[others] - points[own, None]
         facing = dot(normals[own, None], normals[others]) > LINK_TURN
         reach = dot(offset, offset).sqrt()[:, last - 1, None]
-        radius, _ = cell_ends(offset @ tangents.transpose(1, 2), facing[..., None], ray)
+        radius = open_ends(offset @ tangents.transpose(1, 2), facing[..., None], ray)
         found.append((radius > reach, radius > LARGE * reach, reach))
     roomy, wide, reach = (torch.cat(part) for part in zip(*found, strict=True))
     return roomy, wide, reach

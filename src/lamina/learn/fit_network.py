@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -78,23 +79,22 @@ class Quadrics:
     radius: float
 
     def local(self, x: Tensor) -> Tensor:
-        """x (n, q, 3), relative to the samples, in the frames and divided by the radius."""
-        return (x - self.centres[:, None]) @ self.frames.transpose(1, 2) / self.radius
+        """x (n, 3, q), relative to the samples, in the frames and divided by the radius."""
+        return self.frames @ (x - self.centres[..., None]) / self.radius
 
-    def height(self, local: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """h and its two slopes (n, q) at local coordinates (n, q, 3)."""
-        a, b = local[..., 0], local[..., 1]
+    def height(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """h and its two slopes (n, q) at local coordinates a, b (n, q)."""
         c0, ca, cb, caa, cab, cbb = (c[:, None] for c in self.coefficients.unbind(1))
         h = c0 + a * (ca + caa * a + cab * b) + b * (cb + cbb * b)
         return h, ca + 2 * caa * a + cab * b, cb + cab * a + 2 * cbb * b
 
     def offset(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Signed distance (n, q), to first order, and normal (n, q, 3) of the graphs below x (n, q, 3)."""
-        local = self.local(x)
-        h, ha, hb = self.height(local)
+        a, b, c = self.local(x.transpose(1, 2)).unbind(1)
+        h, ha, hb = self.height(a, b)
         level = (1 + ha * ha + hb * hb).rsqrt()
         normal = torch.stack([-ha * level, -hb * level, level], -1) @ self.frames
-        return (local[..., 2] - h) * level * self.radius, normal
+        return (c - h) * level * self.radius, normal
 
 
 @dataclass(frozen=True)
@@ -122,45 +122,78 @@ class FitNetwork(nn.Module):
         self.verdict = nn.Sequential(nn.Linear(2 * width + OWN, width), nn.SiLU(), nn.Linear(width, 2))
 
     def forward(self, near: Neighbourhoods) -> Fits:
-        x, looks, dtype = near.points.double(), near.normals.double(), next(self.parameters()).dtype
-        away = dot(x, x) / near.radius**2
+        dtype, live = next(self.parameters()).dtype, torch.is_grad_enabled()
+        # In place where nothing is differentiated: fresh memory for all that is hidden would take most of the time.
+        silu = partial(nn.functional.silu, inplace=not live)
+        # (n, 3, k): products over neighbours are several times faster when these lie next to each other.
+        x, looks = (v.double().transpose(1, 2).contiguous() for v in (near.points, near.normals))
+        away = x.square().sum(1) / near.radius**2
         kernel = (1 - away).clamp_min(0) ** 2
-        normal = _voted(looks[:, 0], looks, kernel)
-        facing = (0.5 + 0.5 * dot(looks, normal[:, None])).clamp_min(0)
+        normal = _voted(looks, kernel)
+        facing = (0.5 + 0.5 * (normal[:, None] @ looks)[:, 0]).clamp_min(0)
         flat = x.new_zeros(len(x), COEFFICIENTS)
         quadrics = Quadrics(torch.zeros_like(normal), tangent_frames(normal), flat, near.radius)
         position, slope = kernel * facing, kernel * facing
-        share, pooled, seen = facing, None, None
+        share, pooled = facing, None
         for first, context, second, logits in zip(self.first, self.context, self.second, self.logits, strict=True):
-            quadrics = _fitted(quadrics, x, looks, position, slope)
-            features, seen = (v.to(dtype) for v in _features(quadrics, x, looks, position, away))
-            hidden = nn.functional.silu(first(features))
-            weight = (position / position.sum(1, keepdim=True).clamp_min(1e-12)).to(dtype)[..., None]
-            pooled = torch.cat([(weight * hidden).sum(1), hidden.amax(1)], 1)
-            hidden = hidden + context(torch.cat([pooled, seen[:, :2]], 1))[:, None]
-            hidden = nn.functional.silu(second(nn.functional.silu(hidden)))
+            quadrics, local, turned = _fitted(quadrics, x, looks, position, slope)
+            seen = _Seen.of(quadrics, local, turned, position)
+            hidden = silu(first(seen.neighbours(away, dtype)))
+            weight = (position / seen.total).to(dtype)[:, None]
+            around = torch.cat([_pooled(weight, hidden), seen.sample(dtype)[:, :2]], 1)
+            told = context(around)[:, None]
+            hidden = silu(second(silu(hidden + told if live else hidden.add_(told))))
             both = logits(hidden).to(x.dtype)
             share = torch.sigmoid(both[..., 0] + 2)
             # Slopes may count for much more than heights or for nothing: that of clean normals, or of noisy ones.
             position, slope = kernel * share, kernel * torch.exp((both[..., 1] - 2).clamp(-12, 6))
-            pooled = torch.cat([(weight * hidden).sum(1), hidden.amax(1)], 1)
-        quadrics = _fitted(quadrics, x, looks, position, slope)
-        _, seen = _features(quadrics, x, looks, position, away)
+            pooled = weight, hidden
         assert pooled is not None
-        log_error, off = self.verdict(torch.cat([pooled, seen.to(dtype)], 1)).unbind(1)
-        _, ours = quadrics.offset(x)
-        vote = (position * dot(ours, looks)).sum(1) / position.sum(1).clamp_min(1e-12)
+        quadrics, local, turned = _fitted(quadrics, x, looks, position, slope)
+        seen = _Seen.of(quadrics, local, turned, position)
+        log_error, off = self.verdict(torch.cat([_pooled(*pooled), seen.sample(dtype)], 1)).unbind(1)
+        vote = (position * seen.agree).sum(1) / seen.total[:, 0]
         return Fits(quadrics, share, log_error, vote, off)
 
 
-def _voted(normal: Tensor, looks: Tensor, kernel: Tensor) -> Tensor:
-    """normal (n, 3), to the side that most of its neighbours look to."""
-    vote = (kernel * dot(looks, normal[:, None])).sum(1, keepdim=True)
+def _pooled(weight: Tensor, hidden: Tensor) -> Tensor:
+    """Mean by weights (n, 1, k) and largest of what neighbours say, hidden (n, k, w): (n, 2 w)."""
+    return torch.cat([(weight @ hidden)[:, 0], hidden.amax(1)], 1)
+
+
+def _voted(looks: Tensor, kernel: Tensor) -> Tensor:
+    """The first normals (n, 3) of looks (n, 3, k), to the side that most of these look to."""
+    normal = looks[..., 0]
+    vote = (kernel * (normal[:, None] @ looks)[:, 0]).sum(1, keepdim=True)
     return torch.where(vote < 0, -normal, normal)
 
 
-def _fitted(before: Quadrics, x: Tensor, looks: Tensor, position: Tensor, slope: Tensor) -> Quadrics:
-    """Quadrics with the given weights over the tangent planes of those before.
+@cache
+def _terms(device: torch.device) -> Tensor:
+    """Matrix (24, 42) that makes of sum_q c_i(q) w(q), six monomials c_i times weights w = level, position * height,
+    sa, sb, what slopes add to the entries (6, 6) of the normal equations, and their right-hand side (6).
+
+    With dc/da = (0, 1, 0, 2a, b, 0) and dc/db = (0, 0, 1, 0, a, 2b): sum level (dc/da dc/da^T + dc/db dc/db^T), and
+    sum c position height - dc/da sa - dc/db sb.
+    """
+    along_a, along_b = {1: (1, 0), 3: (2, 1), 4: (1, 2)}, {2: (1, 0), 4: (1, 1), 5: (2, 2)}  # factor, monomial
+    product = {(0, 0): 0, (0, 1): 1, (0, 2): 2, (1, 1): 3, (1, 2): 4, (2, 2): 5}
+    terms = torch.zeros(COEFFICIENTS, 4, COEFFICIENTS * (COEFFICIENTS + 1), dtype=torch.float64)
+    for along, weight in ((along_a, 2), (along_b, 3)):
+        for i, (f, p) in along.items():
+            terms[p, weight, COEFFICIENTS**2 + i] -= f
+            for j, (g, q) in along.items():
+                terms[product[min(p, q), max(p, q)], 0, COEFFICIENTS * i + j] += f * g
+    for i in range(COEFFICIENTS):
+        terms[i, 1, COEFFICIENTS**2 + i] += 1
+    return terms.reshape(4 * COEFFICIENTS, -1).to(device)
+
+
+def _fitted(
+    before: Quadrics, x: Tensor, looks: Tensor, position: Tensor, slope: Tensor
+) -> tuple[Quadrics, Tensor, Tensor]:
+    """Quadrics with the given weights (n, k) over the tangent planes of those before, to x and looks (n, 3, k); these
+    in the frames, too.
 
     Heights give h(a, b) = height, normals (na, nb, nc), of either sign, nc dh/da = -na and nc dh/db = -nb.
     """
@@ -169,39 +202,69 @@ def _fitted(before: Quadrics, x: Tensor, looks: Tensor, position: Tensor, slope:
     centres = before.centres + (lift * r)[:, None] * frames[:, 2]
     up = torch.stack([-ca, -cb, torch.ones_like(ca)], 1)[:, None] @ frames
     over = Quadrics(centres, tangent_frames(unit(up[:, 0])), before.coefficients, r)
-    local = over.local(x)
-    turned = looks @ over.frames.transpose(1, 2)
-    a, b, height = local.unbind(-1)
-    na, nb, nc = turned.unbind(-1)
-    one, zero = torch.ones_like(a), torch.zeros_like(a)
-    columns = torch.stack([one, a, b, a * a, a * b, b * b], 1)  # (n, 6, k)
-    along_a = torch.stack([zero, one, zero, 2 * a, b, zero], 1)
-    along_b = torch.stack([zero, zero, one, zero, a, 2 * b], 1)
-    level = (slope * nc * nc)[:, None]
-    gram = (columns * position[:, None]) @ columns.transpose(1, 2)
-    gram = gram + (along_a * level) @ along_a.transpose(1, 2) + (along_b * level) @ along_b.transpose(1, 2)
-    right = columns @ (position * height)[..., None]
-    right = right - along_a @ (slope * nc * na)[..., None] - along_b @ (slope * nc * nb)[..., None]
+    local, turned = over.local(x), over.frames @ looks
+    (a, b, height), (na, nb, nc) = local.unbind(1), turned.unbind(1)
+    columns = torch.stack([torch.ones_like(a), a, b, a * a, a * b, b * b], 1)  # (n, 6, k)
+    turn = slope * nc
+    weights = torch.stack([turn * nc, position * height, turn * na, turn * nb], 1)
+    sums = columns @ torch.cat([columns * position[:, None], weights], 1).transpose(1, 2)  # (n, 6, 10)
+    gram, rest = sums[..., :COEFFICIENTS], sums[..., COEFFICIENTS:].reshape(len(x), -1) @ _terms(x.device)
+    gram = gram + rest[:, : COEFFICIENTS**2].reshape(gram.shape)
     ridge = RIDGE * gram.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-9)
-    gram = gram + ridge[:, None, None] * torch.eye(COEFFICIENTS, dtype=gram.dtype, device=gram.device)
+    gram = gram + torch.diag_embed(ridge[:, None].expand(-1, COEFFICIENTS))
     lower, _ = torch.linalg.cholesky_ex(gram)
-    coefficients = torch.cholesky_solve(right, lower)[..., 0].clamp(-STEEPEST, STEEPEST)
-    return Quadrics(centres, over.frames, coefficients.to(x.dtype), r)
+    coefficients = torch.cholesky_solve(rest[:, COEFFICIENTS**2 :, None], lower)[..., 0].clamp(-STEEPEST, STEEPEST)
+    return Quadrics(centres, over.frames, coefficients, r), local, turned
 
 
-def _features(quadrics: Quadrics, x: Tensor, looks: Tensor, position: Tensor, away: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the neighbours (n, k, 11) about the fit, and of the samples (n, 5)."""
-    k, local = x.shape[1], quadrics.local(x)
-    error, ours = quadrics.offset(x)
-    total = position.sum(1, keepdim=True).clamp_min(1e-12)
-    sigma = ((position * error * error).sum(1, keepdim=True) / total + FLAT**2).sqrt()
-    relative, absolute = torch.asinh(error / sigma), torch.asinh(4 * error)
-    agree = dot(ours, looks)
-    across = (local[..., :2] ** 2).sum(-1)
-    many = torch.full_like(sigma, math.log(k / 64))
-    columns = [
-        across, away, absolute, absolute.abs(), relative, relative.abs(), agree, agree * agree,
-        dot(looks, quadrics.frames[:, None, 2]), local[..., 2], many.expand_as(error),
-    ]  # fmt: skip
-    own = torch.cat([sigma.log(), (total / k).log(), absolute[:, :1].abs(), relative[:, :1].abs(), many], 1)
-    return torch.stack(columns, -1), own
+@dataclass(frozen=True)
+class _Seen:
+    """How k neighbours lie about fits."""
+
+    local: Tensor  # (n, 3, k)
+    error: Tensor  # (n, k) signed distance
+    level: Tensor  # (n, k) cosine between a neighbour's normal and that of the frame
+    agree: Tensor  # (n, k) and that of the fit below it
+    total: Tensor  # (n, 1) sum of the weights of positions
+    sigma: Tensor  # (n, 1) RMS of the errors by these
+
+    @classmethod
+    def of(cls, quadrics: Quadrics, local: Tensor, turned: Tensor, position: Tensor) -> _Seen:
+        """Of neighbours with places and normals (n, 3, k) in the frames, and weights (n, k)."""
+        (a, b, c), (na, nb, nc) = local.unbind(1), turned.unbind(1)
+        h, ha, hb = quadrics.height(a, b)
+        level = (1 + ha * ha + hb * hb).rsqrt()
+        error = (c - h) * level * quadrics.radius
+        total = position.sum(1, keepdim=True).clamp_min(1e-12)
+        sigma = ((position * error * error).sum(1, keepdim=True) / total + FLAT**2).sqrt()
+        return cls(local, error, nc, (nc - ha * na - hb * nb) * level, total, sigma)
+
+    def neighbours(self, away: Tensor, dtype: torch.dtype) -> Tensor:
+        """Features (n, k, 11) of the neighbours, whose squared distances are away (n, k)."""
+        a, b, c = self.local.to(dtype).unbind(1)
+        relative, absolute = (_asinh((f * self.error).to(dtype)) for f in (1 / self.sigma, 4))
+        agree, level = self.agree.to(dtype), self.level.to(dtype)
+        many = torch.full_like(a, self._many)
+        columns = [
+            a * a + b * b, away.to(dtype), absolute, absolute.abs(), relative, relative.abs(), agree, agree * agree,
+            level, c, many,
+        ]  # fmt: skip
+        return torch.stack(columns, -1)
+
+    def sample(self, dtype: torch.dtype) -> Tensor:
+        """Features (n, 5) of the samples."""
+        k, own = self.error.shape[1], self.error[:, :1]
+        absolute, relative = torch.asinh(4 * own), torch.asinh(own / self.sigma)
+        many = torch.full_like(own, self._many)
+        columns = [self.sigma.log(), (self.total / k).log(), absolute.abs(), relative.abs(), many]
+        return torch.cat(columns, 1).to(dtype)
+
+    @property
+    def _many(self) -> float:
+        return math.log(self.error.shape[1] / 64)
+
+
+def _asinh(x: Tensor) -> Tensor:
+    """asinh(x), several times faster than torch's on a CPU."""
+    size = x.abs()
+    return torch.log1p(size + size * size / (1 + (size * size + 1).sqrt())).copysign(x)

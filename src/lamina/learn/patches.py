@@ -244,7 +244,8 @@ def samples_in_boxes(points: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor,
     origin = points.amin(0)
     bins = torch.floor((points - origin) / cell).long()
     shape = bins.amax(0) + 1
-    key, order = torch.sort((bins[:, 0] * shape[1] + bins[:, 1]) * shape[2] + bins[:, 2])
+    # Stable: patches are thinned by the order of their samples, which is to be the same on every device.
+    key, order = torch.sort((bins[:, 0] * shape[1] + bins[:, 1]) * shape[2] + bins[:, 2], stable=True)
     first = torch.floor((low - origin) / cell).long().clamp_min(0)
     last = torch.minimum(torch.floor((high - origin) / cell).long(), shape - 1)
     size = (last - first + 1).clamp_min(0)

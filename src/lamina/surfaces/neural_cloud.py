@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from lamina.extension.neural import FEWEST, Found, robust_fits
 from lamina.geometry.blend import Blend
 from lamina.geometry.fitting import Choice, Cloud, Fit, choose_ways
 from lamina.geometry.jets import Jets
-from lamina.geometry.neighbours import connected_pieces, k_nearest, voronoi_areas
+from lamina.geometry.neighbours import PointTree, connected_pieces, voronoi_areas
 from lamina.geometry.outliers import small_pieces
 from lamina.geometry.triangles import dot
 from lamina.learn.fit_network import FitNetwork
@@ -20,6 +21,7 @@ from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.point_cloud import FEWEST_IN_COMPONENT, PointCloud
 
 STEPS = 3  # from the foot on one jet to that on the blend
+THERE = 1e-10  # spacings from the blend: the next step would move a foot by rounding only
 FARTHEST = 2.5  # spacings from a foot to the nearest sample
 AROUND = 16  # samples whose leave-one-out errors judge a place
 
@@ -45,30 +47,36 @@ class NeuralCloud(PointCloud):
             )
         with torch.set_grad_enabled(self.tracked):
             points, given = self._live_samples()
-            found = robust_fits(network, points, given, estimated=cloud.estimated)
+            tree = PointTree(points.detach())
+            found = robust_fits(network, tree, points, given, estimated=cloud.estimated)
             fits, kept = found.fits, found.kept
             if len(kept) < least // 2:
                 raise InputError(f'extension="neural" finds no surface in {len(points)} points; use extension="jet".')
-            pieces = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
-            whole = ~small_pieces(pieces, FEWEST_IN_COMPONENT)
+            component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach(), found.tree)
+            whole = (~small_pieces(component, FEWEST_IN_COMPONENT)).nonzero()[:, 0]
+            if len(whole) < len(kept):
+                fits, kept = fits.take(whole), kept[whole]
+                component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
+                found = replace(found, fits=fits, kept=kept, alone=found.alone[whole])
             self.noisy = found.noisy
-            self._settle(points, given, replace(found, fits=fits.take(whole), kept=kept[whole], alone=found.alone[whole]))
+            self._settle(Cloud(points, given, component, tree), found)
 
-    def _settle(self, points: Tensor, given: Tensor, found: Found) -> None:
-        """Make the surface of fits, or of jets where these are better."""
+    def _settle(self, samples: Cloud, found: Found) -> None:
+        """Make the surface of fits, or of jets where these are better; the components of samples are those of fits."""
         fits, kept, manner = found.fits, found.kept, found.manner
+        points, given, component = samples.points, samples.normals, samples.component
+        tree = samples.tree if len(kept) == len(points) else None
         looks = fits.frames[:, 2]
-        component = connected_pieces(fits.centres.detach(), looks.detach())
         # Positions and normals as given, their signs put right: better than those of fits if they are clean.
         own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
-        bound = torch.where(found.alone, 0.0, manner.jets * fits.error.detach())
-        choice, jets, rows, predicted = _jets(Cloud(points[kept], own, component), bound)
+        expected = fits.error.detach()
+        bound = torch.where(found.alone, 0.0, manner.jets * expected)
+        choice, jets, rows, predicted = _jets(Cloud(points[kept], own, component, tree), bound)
+        self.expected_error = expected.index_copy(0, rows, torch.minimum(expected[rows], predicted[rows]))
         p, n = fits.centres.index_copy(0, rows, points[kept[rows]]), looks.index_copy(0, rows, own[rows])
-        cloud = Cloud(p, n, component)
+        cloud = Cloud(p, n, component, tree if len(rows) == len(kept) else None)
         near = cloud.neighbours(torch.arange(len(p), device=p.device), manner.among)
         both = fits.jets(near) if jets is None else fits.jets(near).replaced(rows, jets)
-        expected = fits.error.detach()
-        self.expected_error = expected.index_copy(0, rows, torch.minimum(expected[rows], predicted[rows]))
         self._live = Fit(cloud, near, both, choice, None)
         self._fit = self._live.detach()
         self._live_blend = Blend(p, n, near, both, manner.reach, manner.sharp)
@@ -78,18 +86,26 @@ class NeuralCloud(PointCloud):
     def _record(self, kept: Tensor) -> None:
         """Normals, components and areas of all points, from the samples kept (k,)."""
         cloud, unique = self.fit.cloud, self._unique
-        nearest = k_nearest(cloud.points, 1, unique)[0][:, 0]
+        nearest = torch.full_like(self._component, -1)
         nearest[kept] = torch.arange(len(kept), device=kept.device)
+        others = (nearest < 0).nonzero()[:, 0]
+        if len(others):
+            nearest[others] = cloud.tree.query(unique[others], 1)[0][:, 0]
         self._kept, self._sample = kept, nearest
         self._normals, self._component = cloud.normals[nearest], cloud.component[nearest]
         self.normals, self.component = self._normals[self._unique_of], self._component[self._unique_of]
         if len(kept) < len(unique):
             dropped = len(unique) - len(kept)
             self.notes.append(f"{dropped} points were found off the surface of the others: they have no part in it.")
-        cells = torch.zeros_like(unique[:, 0])
-        cells[kept] = voronoi_areas(cloud.points, cloud.normals)
+        vars(self).pop("areas", None)  # the cloud's
+
+    @cached_property
+    def areas(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Share (n,) of the area, found when first asked for: E does not want it."""
+        cells = torch.zeros_like(self._unique[:, 0])
+        cells[self._kept] = voronoi_areas(self.fit.cloud.points, self.fit.cloud.normals)
         share = torch.bincount(self._unique_of, minlength=len(cells)).to(cells)
-        self.areas = (cells / share)[self._unique_of]
+        return (cells / share)[self._unique_of]
 
     def own_feet(self) -> ClosestPoints:
         """The fitted samples of `points`, for outliers the nearest ones."""
@@ -107,9 +123,7 @@ class NeuralCloud(PointCloud):
         assert isinstance(moved, NeuralCloud)
         live, blend = moved._live, self._blend
         assert live is not None
-        moved._live_blend = Blend(
-            live.cloud.points, live.cloud.normals, live.near, live.jets, blend.reach, blend.sharp
-        )
+        moved._live_blend = Blend(live.cloud.points, live.cloud.normals, live.near, live.jets, blend.reach, blend.sharp)
         moved._blend = moved._live_blend.detach()
         return moved
 
@@ -120,17 +134,37 @@ class NeuralCloud(PointCloud):
     def _feet(self, x: Tensor, index: Tensor) -> ClosestPoints:
         """Feet on the jets, then moved along their normals to where the blend vanishes."""
         feet = super()._feet(x, index)
-        points, normals = feet.points, feet.normals
-        index = self._nearest_sample(points.detach())
-        blend = self._live_blend if torch.is_grad_enabled() and points.requires_grad else self._blend
-        for _ in range(STEPS):
-            phi, normals = blend(points, index)
-            points = points - phi[:, None] * normals
+        points, normals, cloud = feet.points, feet.normals, self.fit.cloud
+        if len(cloud.pieces.trees) == 1:
+            index = cloud.tree.nearest_around(points.detach(), index)
+        else:
+            index = self._nearest_sample(points.detach())
+        spacing = self._blend.spacing[index]
+        if torch.is_grad_enabled() and points.requires_grad:
+            for _ in range(STEPS):
+                phi, normals = self._live_blend(points, index)
+                points = points - phi[:, None] * normals
+        else:
+            points, normals = self._to_blend(points, index, THERE * spacing)
         # Without a sample near it is a place where jets meet that were fitted to something else.
-        away = points.detach() - self.fit.cloud.points[index]
-        lost = dot(away, away) > (FARTHEST * self._blend.spacing[index]) ** 2
+        away = points.detach() - cloud.points[index]
+        lost = dot(away, away) > (FARTHEST * spacing) ** 2
         beyond = lost if feet.beyond is None else lost | feet.beyond
         return replace(feet, points=points, normals=normals, beyond=beyond)
+
+    def _to_blend(self, points: Tensor, index: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Points (n, 3), whose nearest samples are index (n,), moved to where the blend vanishes, and normals there;
+        those nearer to it than there (n,) once more and then no more."""
+        phi, normals = self._blend(points, index)
+        points = points - phi[:, None] * normals
+        rows = (phi.abs() > there).nonzero()[:, 0]
+        for _ in range(STEPS - 1):
+            if not len(rows):
+                break
+            phi, normals[rows] = self._blend(points[rows], index[rows])
+            points[rows] -= phi[:, None] * normals[rows]
+            rows = rows[phi.abs() > there[rows]]
+        return points, normals
 
 
 def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Tensor]:
@@ -139,12 +173,12 @@ def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Ten
     choice, _ = choose_ways(cloud, widest=2.0)
     every = torch.arange(len(cloud.points), device=cloud.points.device)
     near = cloud.neighbours(every, max(choice.way.k, AROUND))
-    jets = cloud.detach().fit(near, choice.way, leave_out=True)
-    # Where no neighbour counts nothing is predicted, and the height is zero.
-    squares = torch.where((jets.coefficients == 0).all(1), torch.inf, jets.height.square())
-    error = squares[near[:, :AROUND]].mean(1).sqrt()
+    jets, height = cloud.fit_and_predict(near, choice.way)
+    error = height.square()[near[:, :AROUND]].mean(1).sqrt()
     # An infinite error of all says that samples are noisier than their neighbourhoods are wide.
     better = (error < bound) & (choice.error < torch.inf)
     rows = better.nonzero()[:, 0]
-    jets = cloud.fit(near[rows], choice.way) if len(rows) else None
-    return choice, jets, rows, error
+    if not len(rows):
+        return choice, None, rows, error
+    live = torch.is_grad_enabled() and (cloud.points.requires_grad or cloud.normals.requires_grad)
+    return choice, cloud.fit(near[rows], choice.way) if live else jets.take(rows), rows, error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,8 +13,8 @@ from lamina.errors import InputError
 from lamina.geometry.curvature import SurfaceFeatures, from_jets
 from lamina.geometry.fitting import Cloud, Fit, fit_surface
 from lamina.geometry.jets import project
-from lamina.geometry.lattice import Lattice, nodes_within
-from lamina.geometry.neighbours import PieceTrees, connected_pieces, k_nearest, voronoi_areas
+from lamina.geometry.lattice import Blocks, Lattice, blocks_around, nodes_in_blocks
+from lamina.geometry.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
 from lamina.geometry.outliers import distinct, off_surface, small_pieces
 from lamina.geometry.rims import Rims, find_rims
@@ -159,7 +160,7 @@ class PointCloud(Surface):
         # have the foot of another node within the radius, and that one's stencils want it.
         left, right = (~near).nonzero()[:, 0], near.nonzero()[:, 0]
         trees = PieceTrees(feet.points[right].detach(), feet.component[right])
-        other, distance = trees.query(x[left], feet.component[left], 1)
+        other, distance = trees.query(x[left], feet.component[left], 1, within=radius)
         found = distance[:, 0] <= radius
         left, other = left[found], right[other[found, 0]]
         rows = torch.cat([right, left])
@@ -242,15 +243,24 @@ class PointCloud(Surface):
     def _nodes_near_samples(self, lattice: Lattice, radius: float) -> tuple[Tensor, Tensor]:
         """Nodes (n, 3) within radius of a component's samples, and the nearest (n,) of these samples."""
         cloud = self.fit.cloud
-        if cloud.points.device.type != "cpu":
+        if cloud.points.device.type != "cpu" and len(cloud.pieces.trees) > 1:
             ijk, _, index, _ = cloud.search.to_nodes(lattice, radius)
             return ijk, index
         nodes, nearest = [], []
         for members, tree in zip(cloud.pieces.members, cloud.pieces.trees, strict=True):
-            bounds = torch.stack([tree.points.amin(0), tree.points.amax(0)])
-            ijk = nodes_within(lattice, bounds, radius, lambda x, tree=tree: tree.query(x, 1)[1][:, 0])
+            if tree.points.device.type == "cpu":
+                low, high = tree.points.amin(0) - radius, tree.points.amax(0) + radius
+                blocks, within = Blocks.covering(lattice, torch.stack([low, high])[None]), math.inf
+            else:  # one look at some more nodes is much faster than many at blocks of them
+                blocks, within = blocks_around(lattice, tree.points, radius, level=1).split()[0], radius * (1 + 1e-9)
+
+            def nearest_of(x: Tensor, tree: PointTree = tree, within: float = within) -> tuple[Tensor, Tensor]:
+                index, distance = tree.query(x, 1, within)
+                return distance[:, 0], index[:, 0]
+
+            ijk, index = nodes_in_blocks(blocks, radius, nearest_of)
             nodes.append(ijk)
-            nearest.append(members[tree.query(lattice.position(ijk), 1)[0][:, 0]])
+            nearest.append(members[index])
         return torch.cat(nodes), torch.cat(nearest)
 
     def _distinct(self, points: Tensor) -> tuple[Tensor, Tensor]:
