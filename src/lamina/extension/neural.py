@@ -138,7 +138,8 @@ def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: T
     if estimated or noisy or float(off.double().mean()) > HARDLY or not bool(alone.any()):
         return Found(fits, kept, alone[kept], manner, noisy, tree)
     # Nothing speaks against a clean sample but that fits cannot follow it: the rim of an ear, the tip of a horn.
-    fits = everywhere.put(kept, fits).put(alone.nonzero()[:, 0], _planes(everywhere, points, normals, alone))
+    rows = alone.nonzero()[:, 0]
+    fits = everywhere.put(kept, fits).put(rows, _planes(everywhere, points, normals, rows))
     kept = (~off).nonzero()[:, 0]
     fits = fits.take(kept)
     return Found(fits, kept, alone[kept], manner, noisy, PointTree(fits.centres.detach()))
@@ -178,12 +179,12 @@ def _poor(fits: Fitted) -> Tensor:
     return fits.error > torch.maximum(WORSE * usual, LOST * fits.spacing.median())
 
 
-def _planes(fits: Fitted, points: Tensor, normals: Tensor, which: Tensor) -> Fitted:
-    """Planes through the samples which (m,), by their own normals, in place of their fits."""
-    some, looks = fits.take(which), normals[which]
+def _planes(fits: Fitted, points: Tensor, normals: Tensor, rows: Tensor) -> Fitted:
+    """Planes through the samples rows (r,), by their own normals, in place of their fits."""
+    some, looks = fits.take(rows), normals[rows]
     looks = torch.where(dot(looks, some.frames[:, 2])[:, None] < 0, -looks, looks)
     flat = torch.zeros_like(some.coefficients)
-    return replace(some, centres=points[which], frames=tangent_frames(looks), coefficients=flat)
+    return replace(some, centres=points[rows], frames=tangent_frames(looks), coefficients=flat)
 
 
 def _agreed(fits: Fitted, manner: Manner) -> tuple[Tensor, PointTree]:

@@ -66,7 +66,8 @@ def _sky(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
 
     Flat ones take up nothing of the sky, or, seen from a corner between the others, by mistake the half of it.
     """
-    solid = _solid(corner)
+    edges = corner[:, 1:] - corner[:, :1]
+    solid = torch.linalg.det(edges).abs() > FLAT * edges.abs().amax((1, 2)) ** 3
     inside, outside = torch.zeros_like(corner[:, 0, 0]), torch.zeros_like(corner[:, 0, 0])
     for k, others in enumerate(OPPOSITE):
         edge = corner[:, others] - corner[:, k, None]
@@ -75,12 +76,6 @@ def _sky(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
         inside += angle * towards.clamp_min(0) ** POWER
         outside += angle * (-towards).clamp_min(0) ** POWER
     return inside, outside
-
-
-def _solid(corner: Tensor) -> Tensor:
-    """Which tetrahedra (t,) with corners (t, 4, 3) are more than a piece of a plane."""
-    edge = corner[:, 1:] - corner[:, :1]
-    return torch.linalg.det(edge).abs() > FLAT * edge.abs().amax((1, 2)) ** 3
 
 
 def _solid_angle(edge: Tensor) -> Tensor:
@@ -94,10 +89,10 @@ def _solid_angle(edge: Tensor) -> Tensor:
 def _faces(p: Tensor, tets: Tensor, across: Tensor, usual: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each face (f, 3) once, the tetrahedra (f,), (f,) that it looks from and to, and what it costs in the surface.
 
-    The world around has the number of tetrahedra, and the circumsphere of a half space. So has a flat tetrahedron, on
-    either side: where the centre of its own is depends on rounding.
+    usual: area of a triangle that costs LARGE for its size. The world around has the number of tetrahedra, and the
+    circumsphere of a half space.
     """
-    count, solid = len(tets), _solid(p[tets])
+    count = len(tets)
     centre = _circumcentres(p[tets])
     parts = []
     for k, others in enumerate(OPPOSITE):
@@ -107,8 +102,8 @@ def _faces(p: Tensor, tets: Tensor, across: Tensor, usual: float) -> tuple[Tenso
         normal = unit(torch.linalg.cross(p[face[:, 1]] - origin, p[face[:, 2]] - origin))
         turned = dot(p[tets[own, k]] - origin, normal) > 0
         face, normal = torch.where(turned[:, None], face.flip(1), face), torch.where(turned[:, None], -normal, normal)
-        here = torch.where(solid[own], -_height(centre[own] - origin, normal), 1.0)
-        there = torch.where((other < 0) | ~solid[other], 1.0, _height(centre[other] - origin, normal))
+        here = -_height(centre[own] - origin, normal)
+        there = torch.where(other < 0, 1.0, _height(centre[other] - origin, normal))
         cost = LOOSE * (1 - torch.minimum(here, there)) + LARGE * triangle_areas(p[face]) / usual
         parts.append((face, own, torch.where(other < 0, count, other), cost))
     face, own, other, cost = (torch.cat(part) for part in zip(*parts, strict=True))

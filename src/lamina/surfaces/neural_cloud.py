@@ -107,6 +107,11 @@ class NeuralCloud(PointCloud):
         share = torch.bincount(self._unique_of, minlength=len(cells)).to(cells)
         return (cells / share)[self._unique_of]
 
+    @property
+    def spacing(self) -> Tensor:
+        """Local spacing (k,) of the samples that make the surface."""
+        return self._blend.spacing
+
     def own_feet(self) -> ClosestPoints:
         """The fitted samples of `points`, for outliers the nearest ones."""
         assert self._live is not None

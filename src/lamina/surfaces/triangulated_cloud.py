@@ -13,7 +13,7 @@ from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.rims import NEAR
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
 from lamina.geometry.triangulation import triangulate
-from lamina.linear.graph import first_of_each
+from lamina.linear.graph import components, first_of_each
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.neural_cloud import NeuralCloud
 from lamina.surfaces.point_cloud import PointCloud
@@ -25,7 +25,8 @@ DOUBT, CLEARLY = 0.1, 0.5  # share of samples that may not bear triangles out; p
 AWAY = 0.25  # of its longest edge, from the middle of a triangle to a fitted surface that is another one
 NOISY = 0.1  # median slope of an arc between neighbours against their mean normal
 UNLIKE = 0.01  # of the area: with more of it away from the fitted surface, that is not taken
-SIDE_BY_SIDE = 8  # neighbours that noise is judged by
+SIDE_BY_SIDE, CHORDS = 8, 6  # neighbours that noise is judged by, and arcs
+COARSE = 0.6  # of the height of arcs over chords, from which on fits are no better than chords
 LONG = 2.0  # times the distance of the 12th neighbour: random samples are never so far apart
 
 
@@ -38,25 +39,31 @@ class TriangulatedCloud(Mesh):
 def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | None:
     """The cloud by triangles, where these are better than the surface fitted to it; else None.
 
-    They are if samples are clean, with normals, and the fitted surface is not where triangles are that the normals at
-    all their corners bear out: between samples that are dense here and sparse there, or that do not show thin parts
-    well enough, fits leave holes, or leave out the samples themselves. If those that were left out fit no triangles
-    either, they are outliers, and triangles would go through them.
+    They are if samples are clean, with normals, and
+    - fits expect to err about as much as flat triangles do, for then they are as good where they are right, or
+    - the fitted surface is not where triangles are that the normals at all their corners bear out: between samples that
+      are dense here and sparse there, or that do not show thin parts well enough, fits leave holes, or leave out the
+      samples themselves. If those that were left out fit no triangles either, they are outliers, and triangles would go
+      through them.
     """
     points = cloud._unique
     dropped = torch.ones_like(points[:, 0], dtype=torch.bool)
     dropped[fitted._kept] = False
-    if cloud.estimated or not (fitted.open or bool(dropped.any())) or _roughness(points, cloud._normals) > NOISY:
+    coarse = not fitted.noisy and _expected(fitted) > COARSE
+    if cloud.estimated or not (coarse or fitted.open or bool(dropped.any())):
+        return None
+    if _roughness(points, cloud._normals) > NOISY:
         return None
     found = _best(cloud, fitted, dropped)
     if found is None:
         return None
     if float(dropped.double().mean()) > FEW and float(found.borne_out[dropped].double().mean()) < 0.5:
         return None
-    sure = (found.agreement.amin(1) > AGREES).nonzero()[:, 0]
-    elsewhere = _elsewhere(fitted, points[found.faces[sure]].mean(1), AWAY * found.longest[sure])
-    if float(found.areas[sure[elsewhere]].sum()) <= UNLIKE * float(found.areas[sure].sum()):
-        return None
+    if not coarse:
+        sure = (found.agreement.amin(1) > AGREES).nonzero()[:, 0]
+        elsewhere = _elsewhere(fitted, points[found.faces[sure]].mean(1), AWAY * found.longest[sure])
+        if float(found.areas[sure[elsewhere]].sum()) <= UNLIKE * float(found.areas[sure].sum()):
+            return None
     first = first_of_each(cloud._unique_of, len(points))  # the points that the distinct ones are
     mesh = TriangulatedCloud(cloud.positions, first[found.without_lids(points)], name=cloud.name).to(points.device)
     assert isinstance(mesh, TriangulatedCloud)
@@ -101,10 +108,32 @@ class _Triangles:
         return 1 - float(self.borne_out.double().mean())
 
     def without_lids(self, points: Tensor) -> Tensor:
-        """Faces (k, 3), less the long ones that all their normals deny: they are no surface but close a rim."""
+        """Faces (k, 3), less those that are no surface but close a rim.
+
+        Such are long ones that all their normals deny, and patches, for the most part of long ones, that their normals
+        deny on the whole: where a surface flares at its rim some corners of a lid look its way.
+        """
         near = k_nearest(points, min(NEAR + 1, len(points)))[1][:, -1]
         long = self.longest > LONG * near[self.faces].amin(1)
-        return self.faces[~(long & (self.agreement.amax(1) < DENIES))]
+        lid = long & (self.agreement.amax(1) < DENIES)
+        doubted = (self.agreement.mean(1) < AGREES) | long & (self.agreement.amin(1) < AGREES)
+        rows = doubted.nonzero()[:, 0]
+        patch = _side_by_side(self.faces[rows])
+        areas, longer, agreed = (
+            torch.zeros_like(self.areas[rows]).index_add_(0, patch, self.areas[rows] * share)
+            for share in (1.0, long[rows], self.agreement[rows].mean(1))
+        )
+        lid[rows] |= ((agreed < AGREES * areas) & (longer > 0.5 * areas))[patch]
+        return self.faces[~lid]
+
+
+def _side_by_side(faces: Tensor) -> Tensor:
+    """Which patch (t,) of triangles (t, 3) joined by edges each belongs to."""
+    edges = torch.cat([faces, faces.roll(-1, 1)], 1).reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 2)
+    _, edge = torch.unique(edges.sort(1).values, dim=0, return_inverse=True)
+    which = torch.arange(len(faces), device=faces.device).repeat_interleave(3)
+    first = first_of_each(edge, len(faces) * 3)
+    return components(len(faces), which, which[first[edge]])
 
 
 def _best(cloud: PointCloud, fitted: NeuralCloud, dropped: Tensor) -> _Triangles | None:
@@ -131,6 +160,19 @@ def _roughness(points: Tensor, normals: Tensor) -> float:
     offset, other = points[near[:, 1:]] - points[:, None], normals[near[:, 1:]]
     slope = dot(unit(offset), unit(other + normals[:, None])).abs()
     return float(slope[dot(other, normals[:, None]) > AGREES].median())
+
+
+def _expected(fitted: NeuralCloud) -> float:
+    """The error that fits expect of themselves over that of chords between neighbours, both in the mean over the area.
+
+    The arc over a chord d from a sample with normal n to a neighbour is |d . n| / 4 high in the middle.
+    """
+    cloud, areas = fitted.fit.cloud, fitted.spacing**2
+    near = fitted.fit.near[:, 1 : CHORDS + 1]
+    across = dot(cloud.points[near] - cloud.points[:, None], cloud.normals[:, None]).abs() / 4
+    one_sheet = dot(cloud.normals[near], cloud.normals[:, None]) > AGREES
+    height = torch.where(one_sheet, across, 0.0).amax(1)
+    return float((areas * fitted.expected_error).sum() / (areas * height).sum().clamp_min(1e-300))
 
 
 def _elsewhere(fitted: NeuralCloud, x: Tensor, far: Tensor) -> Tensor:
