@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.blend import Blend
 from lamina.geometry.jets import TRUST, TRUST_NEIGHBOUR, Jets
-from lamina.geometry.neighbours import PointTree, k_nearest, tangent_frames
+from lamina.geometry.neighbours import PointTree, k_nearest
 from lamina.geometry.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.learn.fit_network import FitNetwork, Fits, Neighbourhoods
@@ -27,7 +27,7 @@ NOISE = 1.3  # a cloud is noisy if samples lie so many times farther from their 
 ROUGHLY = 0.02  # spacings that the fits of a noisy cloud err by: more, and it is fitted again
 AGAIN = 2  # times that a noisy cloud is fitted again
 USUAL, WORSE, LOST = 0.9, 4.0, 0.2  # a fit is doubtful with so many times the error of so many, and so many spacings
-HARDLY, FEW = 0.001, 0.01  # share of outliers up to which there are no others, and from which on there may be more
+FEW = 0.01  # share of outliers from which on there may be more
 FEWEST = 4  # times as many samples as a neighbourhood has are needed for it
 
 
@@ -89,12 +89,11 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Found:
-    """Fits, the samples (k,) that they stand for, which of these (k,) no fit follows, how to blend them, whether the
-    samples are noisy; and the tree of the fits' centres."""
+    """Fits, the samples (k,) that they stand for, how to blend them, whether the samples are noisy; and the tree of
+    the fits' centres."""
 
     fits: Fitted
     kept: Tensor
-    alone: Tensor
     manner: Manner
     noisy: bool
     tree: PointTree
@@ -115,8 +114,7 @@ def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: T
             wider = evaluate(network, points, normals, tree.query(points[rows], k)[0])
             wins = (wider.error < fits.error[rows]).nonzero()[:, 0]
             fits = fits.put(rows[wins], wider.take(wins))
-    off, everywhere = fits.off.detach() > 0, fits
-    kept = (~(off | _poor(fits.detach()))).nonzero()[:, 0]
+    kept = (~_doubtful(fits.detach())).nonzero()[:, 0]
     fits = fits if len(kept) == len(points) else fits.take(kept)
     if estimated:
         fits = fits.facing(orient_normals(fits.centres.detach(), fits.frames[:, 2].detach()))
@@ -134,15 +132,7 @@ def robust_fits(network: FitNetwork, tree: PointTree, points: Tensor, normals: T
         manner = replace(manner, jets=ROUGH.jets)
     if len(agreed) < len(kept):
         fits, kept = fits.take(agreed), kept[agreed]
-    alone = (~off).index_fill(0, kept, False)
-    if estimated or noisy or float(off.double().mean()) > HARDLY or not bool(alone.any()):
-        return Found(fits, kept, alone[kept], manner, noisy, tree)
-    # Nothing speaks against a clean sample but that fits cannot follow it: the rim of an ear, the tip of a horn.
-    rows = alone.nonzero()[:, 0]
-    fits = everywhere.put(kept, fits).put(rows, _planes(everywhere, points, normals, rows))
-    kept = (~off).nonzero()[:, 0]
-    fits = fits.take(kept)
-    return Found(fits, kept, alone[kept], manner, noisy, PointTree(fits.centres.detach()))
+    return Found(fits, kept, manner, noisy, tree)
 
 
 def evaluate(network: FitNetwork, points: Tensor, normals: Tensor, index: Tensor) -> Fitted:
@@ -173,18 +163,11 @@ def _noisy(fits: Fitted, points: Tensor) -> bool:
     return float((dot(offset, offset).sqrt() / fits.error).median()) > NOISE
 
 
-def _poor(fits: Fitted) -> Tensor:
-    """Which samples (m,) the network fits much worse than most others of the cloud."""
+def _doubtful(fits: Fitted) -> Tensor:
+    """Which samples (m,) the network takes for outliers, or fits much worse than most others of the cloud."""
     usual = fits.error.kthvalue(max(1, round(USUAL * len(fits.error)))).values
-    return fits.error > torch.maximum(WORSE * usual, LOST * fits.spacing.median())
-
-
-def _planes(fits: Fitted, points: Tensor, normals: Tensor, rows: Tensor) -> Fitted:
-    """Planes through the samples rows (r,), by their own normals, in place of their fits."""
-    some, looks = fits.take(rows), normals[rows]
-    looks = torch.where(dot(looks, some.frames[:, 2])[:, None] < 0, -looks, looks)
-    flat = torch.zeros_like(some.coefficients)
-    return replace(some, centres=points[rows], frames=tangent_frames(looks), coefficients=flat)
+    limit = torch.maximum(WORSE * usual, LOST * fits.spacing.median())
+    return (fits.off > 0) | (fits.error > limit)
 
 
 def _agreed(fits: Fitted, manner: Manner) -> tuple[Tensor, PointTree]:

@@ -57,7 +57,7 @@ class NeuralCloud(PointCloud):
             if len(whole) < len(kept):
                 fits, kept = fits.take(whole), kept[whole]
                 component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
-                found = replace(found, fits=fits, kept=kept, alone=found.alone[whole])
+                found = replace(found, fits=fits, kept=kept)
             self.noisy = found.noisy
             self._settle(Cloud(points, given, component, tree), found)
 
@@ -70,8 +70,7 @@ class NeuralCloud(PointCloud):
         # Positions and normals as given, their signs put right: better than those of fits if they are clean.
         own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
         expected = fits.error.detach()
-        bound = torch.where(found.alone, 0.0, manner.jets * expected)
-        choice, jets, rows, predicted = _jets(Cloud(points[kept], own, component, tree), bound)
+        choice, jets, rows, predicted = _jets(Cloud(points[kept], own, component, tree), manner.jets * expected)
         self.expected_error = expected.index_copy(0, rows, torch.minimum(expected[rows], predicted[rows]))
         p, n = fits.centres.index_copy(0, rows, points[kept[rows]]), looks.index_copy(0, rows, own[rows])
         cloud = Cloud(p, n, component, tree if len(rows) == len(kept) else None)

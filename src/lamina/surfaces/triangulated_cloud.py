@@ -26,7 +26,7 @@ AWAY = 0.25  # of its longest edge, from the middle of a triangle to a fitted su
 NOISY = 0.1  # median slope of an arc between neighbours against their mean normal
 UNLIKE = 0.01  # of the area: with more of it away from the fitted surface, that is not taken
 SIDE_BY_SIDE, CHORDS = 8, 6  # neighbours that noise is judged by, and arcs
-COARSE = 0.6  # of the height of arcs over chords, from which on fits are no better than chords
+COARSE = 0.65  # of the height of arcs over chords, from which on fits are no better than chords
 LONG = 2.0  # times the distance of the 12th neighbour: random samples are never so far apart
 
 
