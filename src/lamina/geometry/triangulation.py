@@ -24,7 +24,7 @@ from torch import Tensor
 from lamina.geometry.neighbours import voronoi_areas
 from lamina.geometry.triangles import dot, triangle_areas, unit
 
-POWER, LOOSE, LARGE = 3.0, 0.3, 0.01
+POWER, LOOSE, LARGE = 3.0, 0.3, 0.003
 UNITS = 10_000  # costs are whole numbers of this part
 SHAKE = 1e-9  # of the extent
 FLAT = 1e-6  # six volumes, over the cube of the size, of a tetrahedron that is but a piece of a plane
