@@ -7,8 +7,10 @@ import lamina
 from lamina.extension import geometry_for
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
 from lamina.geometry.triangulation import triangulate
+from lamina.learn.checkpoint import shipped_fit_network
+from lamina.metrics import errors
 from lamina.surfaces.neural_cloud import NeuralCloud
-from lamina.surfaces.triangulated_cloud import TriangulatedCloud
+from lamina.surfaces.triangulated_cloud import TriangulatedCloud, _Triangles
 
 
 def rounded_box(along: int = 80, radius: float = 0.1, bands: int = 4):
@@ -111,3 +113,47 @@ def test_an_uneven_cloud_keeps_its_rim():
     lid = (corners[..., 2] < points[upper][:, 2].min() + 0.01).all(1)
     assert float(triangle_areas(corners[lid]).sum()) < 0.01 * 4
     assert float(triangle_areas(corners).sum()) == pytest.approx(area_of_rounded_box() / 2, rel=0.05)
+
+
+def bumpy_sphere() -> lamina.SphericalMap:
+    return lamina.SphericalMap(lambda x: x * (1 + 0.15 * torch.sin(12 * x).prod(-1, keepdim=True)))
+
+
+@pytest.mark.parametrize(("count", "made"), [(3000, TriangulatedCloud), (20_000, NeuralCloud)])
+def test_triangles_take_the_place_of_fits_that_err_as_much(count, made):
+    """Bumps that neighbourhoods of 64 samples cannot show are joined by triangles, finely sampled ones are fitted."""
+    feet = bumpy_sphere().sample(count, 0)
+    found, _ = geometry_for(lamina.PointCloud(feet.points, feet.normals), "neural")
+    assert type(found) is made
+
+
+def test_triangles_give_better_solutions_than_the_fits_whose_place_they_take():
+    surface = bumpy_sphere()
+    feet, probes = surface.sample(3000, 0), surface.sample(2000, 1).points
+
+    def solution(of):
+        domain = lamina.Domain(of, 0.05, scheme="trace", show_progress=False)
+        return lamina.poisson(domain, lambda x: torch.sin(2 * x[:, 0]) + x[:, 2], show_progress=False)(probes)
+
+    cloud = lamina.PointCloud(feet.points, feet.normals)
+    exact = solution(surface)
+    triangles, fits = (
+        errors(solution(of), exact, remove_mean=True).nrmse
+        for of in (cloud, NeuralCloud(cloud, shipped_fit_network()))
+    )
+    assert triangles < 0.6 * fits
+    assert triangles < 0.02
+
+
+def test_a_lid_that_normals_half_agree_with_is_left_out():
+    """A sphere cut where its normals are at 66 degrees to the lid: no corner denies it, all together do."""
+    feet, height = lamina.Sphere().sample(6000, 0), 0.4
+    angle = 2 * torch.pi * torch.arange(60, dtype=torch.float64) / 60
+    wide = (1 - height**2) ** 0.5
+    rim = torch.stack([wide * angle.cos(), wide * angle.sin(), torch.full_like(angle, height)], 1)
+    points = torch.cat([feet.points[feet.points[:, 2] < height], rim])
+    found = _Triangles.of(points, points)
+    assert found is not None
+    bowl, lid = 2 * torch.pi * (1 + height), torch.pi * wide**2
+    assert float(found.areas.sum()) == pytest.approx(bowl + lid, rel=0.01)
+    assert area(points, found.without_lids(points)) == pytest.approx(bowl, rel=0.01)

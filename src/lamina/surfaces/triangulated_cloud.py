@@ -1,4 +1,4 @@
-"""Point clouds that fits do not follow: clean samples, dense along edges and sparse on faces, joined by triangles."""
+"""Point clouds that fits do not follow: clean samples, sparse for their shape or uneven, joined by triangles."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | 
     mesh = TriangulatedCloud(cloud.positions, first[found.without_lids(points)], name=cloud.name).to(points.device)
     assert isinstance(mesh, TriangulatedCloud)
     mesh.points, mesh.facts = cloud.points, dict(cloud.facts)
-    mesh.notes = [*cloud.notes, "The samples are too uneven to be fitted; they were joined by triangles."]
+    mesh.notes = [*cloud.notes, "The samples are too sparse or uneven to be fitted; they were joined by triangles."]
     return mesh
 
 
