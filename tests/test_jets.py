@@ -7,20 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.geometry.jets import (
-    Jets,
-    Surroundings,
-    coefficient_count,
-    derivatives_by_monomials,
-    fit_and_predict,
-    fit_jets,
-    height_derivatives,
-    height_slopes,
-    project,
-    slopes_by_monomials,
-)
+from lamina.geometry.jets import Jets, Surroundings, fit_and_predict, fit_jets, project
 from lamina.geometry.neighbours import PieceTrees, connected_pieces, k_nearest, tangent_frames, voronoi_areas
 from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
+from lamina.geometry.polynomials import (
+    coefficient_count,
+    derivatives_by_monomials,
+    height_derivatives,
+    height_slopes,
+    slopes_by_monomials,
+)
 from lamina.surfaces.analytic import Sphere, Torus
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
-from lamina.geometry.jets import Jets, coefficient_count, height_slopes
+from lamina.geometry.jets import Jets
+from lamina.geometry.polynomials import coefficient_count, height_slopes
 from lamina.geometry.triangles import dot
 
 BACK = -0.5  # n_i . n_j below which two samples are on sheets back to back

@@ -17,8 +17,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lamina.geometry.jets import Jets, fit_jets, height_derivatives
+from lamina.geometry.jets import Jets, fit_jets
 from lamina.geometry.neighbours import PieceTrees, tangent_frames
+from lamina.geometry.polynomials import height_derivatives
 from lamina.geometry.triangles import dot, unit
 
 NEIGHBOURS = 16  # of a quadric fitted to samples, the sample itself included
