@@ -10,7 +10,7 @@ from lamina.geometry.triangulation import triangulate
 from lamina.learn.checkpoint import shipped_fit_network
 from lamina.metrics import errors
 from lamina.surfaces.neural_cloud import NeuralCloud
-from lamina.surfaces.triangulated_cloud import TriangulatedCloud, _Triangles
+from lamina.surfaces.triangulated_cloud import TriangulatedCloud, _rough, _Triangles
 
 
 def rounded_box(along: int = 80, radius: float = 0.1, bands: int = 4):
@@ -157,3 +157,14 @@ def test_a_lid_that_normals_half_agree_with_is_left_out():
     bowl, lid = 2 * torch.pi * (1 + height), torch.pi * wide**2
     assert float(found.areas.sum()) == pytest.approx(bowl + lid, rel=0.01)
     assert area(points, found.without_lids(points)) == pytest.approx(bowl, rel=0.01)
+
+
+def test_noise_is_told_from_a_rough_surface():
+    """Noise of a fifth of the spacing leaves normals as they are; bumps sampled too sparsely turn them."""
+    feet = lamina.Sphere().sample(4000, 0)
+    spacing = (4 * torch.pi / 4000) ** 0.5
+    noise = 0.2 * spacing * torch.randn(4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bumps = bumpy_sphere().sample(600, 0)
+    assert _rough(feet.points + noise, feet.normals)
+    assert not _rough(feet.points, feet.normals)
+    assert not _rough(bumps.points, bumps.normals)

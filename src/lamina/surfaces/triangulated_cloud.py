@@ -23,7 +23,7 @@ BORNE_OUT = 0.7  # cosine between a normal and the mean of the triangles around 
 ON = 0.01  # of a triangle's size, from a sample to the triangle that it is on
 DOUBT, CLEARLY = 0.1, 0.5  # share of samples that may not bear triangles out; part of that which is clearly less
 AWAY = 0.25  # of its longest edge, from the middle of a triangle to a fitted surface that is another one
-NOISY = 0.1  # median slope of an arc between neighbours against their mean normal
+NOISY, TURNING = 0.1, 0.7  # slope of an arc between neighbours against their mean normal, and part of their turn
 UNLIKE = 0.01  # of the area: with more of it away from the fitted surface, that is not taken
 SIDE_BY_SIDE, CHORDS = 8, 6  # neighbours that noise is judged by, and arcs
 COARSE = 0.65  # of the height of arcs over chords, from which on fits are no better than chords
@@ -52,7 +52,7 @@ def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | 
     coarse = not fitted.noisy and _expected(fitted) > COARSE
     if cloud.estimated or not (coarse or fitted.open or bool(dropped.any())):
         return None
-    if _roughness(points, cloud._normals) > NOISY:
+    if _rough(points, cloud._normals):
         return None
     found = _best(cloud, fitted, dropped)
     if found is None:
@@ -151,15 +151,19 @@ def _best(cloud: PointCloud, fitted: NeuralCloud, dropped: Tensor) -> _Triangles
     return None if found is None or found.doubt > DOUBT else found
 
 
-def _roughness(points: Tensor, normals: Tensor) -> float:
-    """Median of |d . (n_i + n_j)| / (|d| |n_i + n_j|) over neighbours a distance d apart: 0 on circles, more for noise.
+def _rough(points: Tensor, normals: Tensor) -> bool:
+    """Whether neighbours lie off the arcs that their normals make between them, as noise puts them.
 
-    Whether fits call a cloud noisy does not tell: they err where it is uneven.
+    Over neighbours a distance d apart with normals n and m, |d . (n + m)| / (|d| |n + m|) is 0 on circles. Where a
+    clean surface is rough itself, normals turn from one to the next, too, by |n - m|. Medians of both. Whether fits
+    call a cloud noisy does not tell: they err where it is uneven.
     """
     near, _ = k_nearest(points, min(SIDE_BY_SIDE + 1, len(points)))
     offset, other = points[near[:, 1:]] - points[:, None], normals[near[:, 1:]]
-    slope = dot(unit(offset), unit(other + normals[:, None])).abs()
-    return float(slope[dot(other, normals[:, None]) > AGREES].median())
+    one_sheet = dot(other, normals[:, None]) > AGREES
+    slope = dot(unit(offset), unit(other + normals[:, None])).abs()[one_sheet].median()
+    turn = (other - normals[:, None]).norm(dim=-1)[one_sheet].median()
+    return float(slope) > NOISY and float(slope) > TURNING * float(turn)
 
 
 def _expected(fitted: NeuralCloud) -> float:
