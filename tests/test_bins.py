@@ -72,7 +72,10 @@ def test_neighbours_of_its_own_points_are_remembered():
     assert not tree.knows(13)
     expected = tree.query(tree.points, 5)
     assert torch.equal(tree.own(5)[0], expected[0])
-    assert torch.equal(tree.own(5)[1], distance[:, :5])
+    assert tree.own(5)[1].data_ptr() == distance.data_ptr()
+    assert torch.equal(tree.own(13)[0], tree.query(tree.points, 13)[0])
+    assert tree.own(100)[0].shape == (3000, 100)
+    assert not tree.knows(100)
     assert index.shape == (3000, 12)
 
 

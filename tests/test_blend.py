@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import lamina
+from lamina.geometry import polynomials
 from lamina.geometry.blend import Blend
 from lamina.geometry.fitting import Cloud, Way
 from lamina.geometry.neighbours import k_nearest
@@ -104,3 +105,33 @@ def test_one_sheet_whose_normals_look_both_ways_keeps_a_side():
     phi, _ = at(blended(points, normals, Way(2, 12, True)), x)
     torch.testing.assert_close(phi.abs(), torch.full_like(phi, 0.02), rtol=0, atol=1e-9)
     assert phi[0] > 0 > phi[1]
+
+
+def test_gradients_are_finite_right_over_a_sample():
+    """Above the sample of a plane a place has no distance from it along the plane."""
+    t = torch.linspace(-1, 1, 21, dtype=torch.float64)
+    a, b = torch.meshgrid(t, t, indexing="ij")
+    points = torch.stack([a, b, torch.zeros_like(a)], -1).reshape(-1, 3).requires_grad_()
+    normals = torch.zeros_like(points.detach())
+    normals[:, 2] = 1
+    x = (points.detach()[210:230] + torch.tensor([0.0, 0.0, 0.03])).requires_grad_()
+    phi, _ = blended(points, normals, Way(2, 12, slopes=True))(x, torch.arange(210, 230))
+    phi.sum().backward()
+    assert x.grad is not None
+    assert points.grad is not None
+    assert torch.allclose(x.grad, normals[:20])
+    assert bool(points.grad.isfinite().all())
+
+
+def test_what_was_fitted_in_inference_mode_does_not_stop_gradients():
+    points = lamina.Sphere().sample(400, 0).points
+    near = k_nearest(points, 24)[0]
+    polynomials.derivatives.cache_clear()
+    polynomials._powers.cache_clear()
+    with torch.inference_mode():
+        Cloud(points, points, torch.zeros(400).long()).fit(near, Way(4, 24, slopes=True))
+    live = points.clone().requires_grad_()
+    jets = Cloud(live, points.clone(), torch.zeros(400).long()).fit(near.clone(), Way(4, 24, slopes=True))
+    jets.coefficients.square().sum().backward()
+    assert live.grad is not None
+    assert bool(live.grad.isfinite().all())

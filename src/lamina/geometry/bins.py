@@ -121,7 +121,7 @@ class _Bins:
         # Those with many points around go together: all of them have the columns of the one with most.
         order = torch.argsort(total)
         found, away = first.new_empty(len(x), k), x.new_empty(len(x), k)
-        for part in order.tensor_split(max(2, -(-len(x) * widest // PAIRS))):
+        for part in order.tensor_split(min(len(x), max(2, -(-len(x) * widest // PAIRS)))):
             some = (v[part] for v in (x, first, size, total))
             found[part], away[part] = self._nearest_in(*some, k=k, widest=int(total[part[-1]]))
         return found, away

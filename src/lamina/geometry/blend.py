@@ -101,8 +101,9 @@ class Blend:
         own = torch.div(pairs, near.shape[1], rounding_mode="floor")
         offset = (x.T.index_select(1, own) - centre) / scale
         a, b, c = (frame * offset).sum(1)
-        # Beyond its reach a jet goes on as its tangent plane does.
-        hold = (reach / (a * a + b * b).sqrt().clamp_min(1e-30)).clamp(max=1)
+        # Beyond its reach a jet goes on as its tangent plane does. The root of zero has no derivative, and a place may
+        # lie right over the centre of a jet.
+        hold = (reach / (a * a + b * b).clamp_min(torch.finfo(a.dtype).tiny).sqrt()).clamp(max=1)
         h, ha, hb = height_slopes(coefficients, a * hold, b * hold, self.jets.degree)
         h = h + (ha * a + hb * b) * (1 - hold)
         level = (1 + ha * ha + hb * hb).rsqrt()

@@ -16,9 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.geometry.jets import Jets, Surroundings, fit_and_predict, fit_jets, project
+from lamina.geometry.jets import MAX_ENTRIES, Jets, Surroundings, fit_and_predict, fit_jets, project
 from lamina.geometry.nearest import Nearest
-from lamina.geometry.neighbours import PieceTrees, PointTree, k_nearest
+from lamina.geometry.neighbours import PieceTrees, PointTree
 from lamina.geometry.triangles import dot, unit
 
 TESTED = 2048  # samples whose leave-one-out errors choose degree and neighbourhood
@@ -32,6 +32,7 @@ NORMALS_HELP, DEGREE_HELPS, SAFETY_HELPS = 0.7, 0.99, 0.7  # must cut the leave-
 THICKNESS = 6.0  # a neighbourhood's radius is at least this many leave-one-out errors
 CENTRES, BLENDED = 32, 16  # jets that share a smoothed neighbourhood, and those that a place blends
 SHARED = 32  # neighbours that are looked for, at least, where they are for all samples: others will ask again
+SEEN = 512  # neighbours that are looked at once for all ways that use them
 RECENTRED = 16  # neighbours among which the sample nearest to a foot is looked for
 
 
@@ -86,6 +87,13 @@ class Cloud:
 
     def fit(self, near: Tensor, way: Way) -> Jets:
         return fit_jets(self.points, self.normals, near[:, : way.k], way.degree, slopes=way.slopes)
+
+    def predict(self, near: Tensor, way: Way) -> tuple[Tensor, Tensor]:
+        """Height (m,) over the samples near[:, 0] of jets fitted to the others, and their scale (m,)."""
+        blocks = near[:, : way.k].split(max(1, MAX_ENTRIES[near.device.type] // way.k))
+        parts = [self.around(block).predict(way.k, way.degree, way.slopes) for block in blocks]
+        height, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+        return height, scale
 
     def around(self, near: Tensor) -> Surroundings:
         """Neighbours near (m, k) as jets of any way see them, without gradients."""
@@ -145,16 +153,20 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
     tested = order[:TESTED].to(cloud.points.device)
     count = len(cloud.points)
     most = {q: max(FEWEST[2], min(count // 2, max(k, int(part * count)))) for q, (k, part) in MOST.items()}
-    around = cloud.around(cloud.neighbours(tested, min(64, most[2])))
+    near = cloud.neighbours(tested, min(64, most[2]))
+    around = cloud.around(near)
     known: dict[Way, tuple[Tensor, float]] = {}
 
     def error(way: Way, part: float) -> float:
-        nonlocal around
+        nonlocal near, around
         if way not in known:
-            if way.k > around.square.shape[1]:
-                around = cloud.around(cloud.neighbours(tested, min(2 * way.k, most[2])))
+            if way.k > near.shape[1]:
+                near = cloud.neighbours(tested, min(2 * way.k, most[2]))
+                around = cloud.around(near[:, :SEEN])
+            wide = way.k > around.square.shape[1]
+            found = cloud.predict(near, way) if wide else around.predict(way.k, way.degree, way.slopes)
             # Sorted on the CPU, as every number that is looked at makes a GPU wait.
-            height, scale = torch.stack(around.predict(way.k, way.degree, way.slopes)).cpu()
+            height, scale = torch.stack(found).cpu()
             known[way] = height.square().sort().values, float(scale.median())
         squares, radius = known[way]
         rms = float(squares[: max(1, round(part * len(squares)))].mean().sqrt()) / GAUSSIAN[part]
@@ -194,7 +206,8 @@ def _smallest_error(error: Callable[[Way], float], most: dict[int, int], widest:
 
 
 def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
-    """Jets around the samples near[:, 0], the typical way but where the safe way predicts clearly better.
+    """Jets around all samples, of which near (m, k) are the neighbours, the typical way but where the safe way predicts
+    clearly better.
 
     Clearly: by the RMS of the leave-one-out errors of the 16 samples around.
     """
@@ -202,10 +215,8 @@ def fit_locally(cloud: Cloud, near: Tensor, typical: Way, safe: Way) -> Jets:
     if safe == typical:
         return jets
     with torch.no_grad():
-        around = cloud.tree.own(16)[0] if len(near) >= 16 else k_nearest(cloud.points[near[:, 0]], len(near))[0]
-        seen = cloud.around(near)
-        errors = (seen.predict(way.k, way.degree, way.slopes)[0] for way in (safe, typical))
-        one, other = (error[around].square().mean(1) for error in errors)
+        around = cloud.tree.own(min(16, len(near)))[0]
+        one, other = (cloud.predict(near, way)[0][around].square().mean(1) for way in (safe, typical))
         rows = (one < SAFETY_HELPS**2 * other).nonzero()[:, 0]
     return jets.replaced(rows, cloud.fit(near[rows], safe)) if len(rows) else jets
 

@@ -14,6 +14,8 @@ from lamina.geometry.bins import nearest_by_bins
 from lamina.geometry.triangles import dot
 from lamina.linear.graph import components
 
+REMEMBERED = 64  # neighbours of every point
+BLOCK = {"cpu": 2**16, "cuda": 2**20}  # places whose surroundings are looked at together
 AROUND = 32  # neighbours of a point among which that nearest to a place beside it is looked for
 LINKS = 10  # neighbours a point is linked to; iid samples stay connected above about ln(n) / 2
 LINK_TURN = -0.5  # n_i . n_j below which two neighbours are on sheets back to back, not across an edge
@@ -49,7 +51,9 @@ class PointTree:
         return index if within == math.inf else index.clamp_(max=len(self.points) - 1), distance.to(x.dtype)
 
     def own(self, k: int) -> tuple[Tensor, Tensor]:
-        """As query(points, k); remembered for whoever asks for as many or fewer."""
+        """As query(points, k); up to 64 are remembered for whoever asks for as many or fewer."""
+        if k > REMEMBERED and not self.knows(k):
+            return self.query(self.points, k)
         if self._own is None or self._own[0].shape[1] < k:
             self._own = self.query(self.points, k)
         index, distance = self._own
@@ -61,6 +65,10 @@ class PointTree:
         Looked for among the k nearest of start: all others are farther from it than the last of these, and so farther
         from x than that less its own distance. Where that does not settle it, anew.
         """
+        blocks = zip(x.split(BLOCK[x.device.type]), start.split(BLOCK[x.device.type]), strict=True)
+        return torch.cat([self._nearest_around(*block, k) for block in blocks])
+
+    def _nearest_around(self, x: Tensor, start: Tensor, k: int) -> Tensor:
         near, reach = self.own(min(k, len(self.points)))
         near, reach, points = near[start], reach[:, -1][start], self.points.T
         square = (points[:, near] - x.T[..., None]).square().sum(0)
@@ -184,7 +192,7 @@ def cell_ends(plane: Tensor, facing: Tensor, ray: Tensor) -> tuple[Tensor, Tenso
     return 1 / nearness.clamp_min(0), which
 
 
-def open_ends(plane: Tensor, facing: Tensor, ray: Tensor) -> Tensor:
+def cell_radii(plane: Tensor, facing: Tensor, ray: Tensor) -> Tensor:
     """Where alone, as cell_ends."""
     return 1 / _nearness(plane, facing, ray).amax(1).clamp_min(0)
 

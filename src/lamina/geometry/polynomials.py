@@ -29,6 +29,7 @@ def monomials(a: Tensor, b: Tensor, degree: int) -> Tensor:
 
 
 @cache
+@torch.inference_mode(False)
 def _powers(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Exponents i and j (c,) of the monomials."""
     powers = [(total - j, j) for total in range(degree + 1) for j in range(total + 1)]
@@ -37,6 +38,7 @@ def _powers(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @cache
+@torch.inference_mode(False)
 def derivatives(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Which monomial (2, c) that of each monomial is with respect to a and b, and its factor (2, c), zero for none."""
     before, factor = [], []
@@ -104,6 +106,7 @@ def derivatives_by_monomials(c: Tensor, degree: int) -> Callable[[Tensor, Tensor
 
 
 @cache
+@torch.inference_mode(False)
 def _antiderivatives(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Which monomial (2, c) has each monomial as its derivative, with respect to a and b, and times what (2, c); zero
     for none of this degree."""

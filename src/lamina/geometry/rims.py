@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lamina.geometry.neighbours import BEYOND, LINK_TURN, open_ends, rays, spacing_of, tangent_frames
+from lamina.geometry.neighbours import BEYOND, LINK_TURN, cell_radii, rays, spacing_of, tangent_frames
 from lamina.geometry.triangles import dot
 
 NEIGHBOURS, MORE_NEIGHBOURS = 32, 128  # among which empty discs are looked for, and then surely found
@@ -83,7 +83,7 @@ def _room(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor
         offset = points[others] - points[own, None]
         facing = dot(normals[own, None], normals[others]) > LINK_TURN
         reach = dot(offset, offset).sqrt()[:, last - 1, None]
-        radius = open_ends(offset @ tangents.transpose(1, 2), facing[..., None], ray)
+        radius = cell_radii(offset @ tangents.transpose(1, 2), facing[..., None], ray)
         found.append((radius > reach, radius > LARGE * reach, reach))
     roomy, wide, reach = (torch.cat(part) for part in zip(*found, strict=True))
     return roomy, wide, reach

@@ -57,15 +57,17 @@ class NeuralCloud(PointCloud):
             if len(whole) < len(kept):
                 fits, kept = fits.take(whole), kept[whole]
                 component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())
-                found = replace(found, fits=fits, kept=kept)
+                found = replace(found, fits=fits, kept=kept, tree=PointTree(fits.centres.detach()))
             self.noisy = found.noisy
-            self._settle(Cloud(points, given, component, tree), found)
+            self._settle(points, given, tree if len(kept) == len(points) else None, found, component)
 
-    def _settle(self, samples: Cloud, found: Found) -> None:
-        """Make the surface of fits, or of jets where these are better; the components of samples are those of fits."""
+    def _settle(self, points: Tensor, given: Tensor, tree: PointTree | None, found: Found, component: Tensor) -> None:
+        """Make the surface of fits, or of jets where these are better.
+
+        points, given (m, 3): all samples and their normals; tree: of the points, if all are kept; component (k,): of
+        the fits.
+        """
         fits, kept, manner = found.fits, found.kept, found.manner
-        points, given, component = samples.points, samples.normals, samples.component
-        tree = samples.tree if len(kept) == len(points) else None
         looks = fits.frames[:, 2]
         # Positions and normals as given, their signs put right: better than those of fits if they are clean.
         own = torch.where(dot(given[kept], looks)[:, None] < 0, -given[kept], given[kept])
@@ -83,7 +85,7 @@ class NeuralCloud(PointCloud):
         self._record(kept)
 
     def _record(self, kept: Tensor) -> None:
-        """Normals, components and areas of all points, from the samples kept (k,)."""
+        """Normals and components of all points, from the samples kept (k,)."""
         cloud, unique = self.fit.cloud, self._unique
         nearest = torch.full_like(self._component, -1)
         nearest[kept] = torch.arange(len(kept), device=kept.device)

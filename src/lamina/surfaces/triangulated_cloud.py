@@ -169,7 +169,8 @@ def _rough(points: Tensor, normals: Tensor) -> bool:
 def _expected(fitted: NeuralCloud) -> float:
     """The error that fits expect of themselves over that of chords between neighbours, both in the mean over the area.
 
-    The arc over a chord d from a sample with normal n to a neighbour is |d . n| / 4 high in the middle.
+    The arc over a chord d from a sample with normal n to a neighbour is |d . n| / 4 high in the middle. On flat faces
+    there are none, and edges decide.
     """
     cloud, areas = fitted.fit.cloud, fitted.spacing**2
     near = fitted.fit.near[:, 1 : CHORDS + 1]
