@@ -37,7 +37,7 @@ def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     document = {
         "benchmark": name,
         "date": now(),
-        "command": shlex.join(["python", _shown(Path(sys.argv[0])), *sys.argv[1:]]),
+        "command": shlex.join(["python", _shown(Path(sys.argv[0])), *_without_out(sys.argv[1:])]),
         "machine": machine(),
         "versions": versions(),
         "figures": figures,
@@ -177,6 +177,12 @@ def _resident(field: str) -> float:
     import resource
 
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
+def _without_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments less --out and its folder: where the file was written first says nothing to its readers."""
+    before = [None, *arguments]
+    return [a for a, b in zip(arguments, before, strict=False) if b != "--out" and not a.startswith("--out")]
 
 
 def _shown(script: Path) -> str:

@@ -5,8 +5,8 @@
 
 clean    the sphere from clean samples: error, order of convergence when sampling is refined with the grid, order 4
 paper    the paper's operator (attention, shell) and "neural" (auto) on its shapes, their vertices taken as points
-real     scans of which the data have a mesh: "neural" against "jet" at the vertices of the part that was scanned; holes
-         that were torn into a mesh, and not into the surface that was scanned, are filled
+real     scans of which the data have a mesh: "neural" against "jet" at the vertices of the part that was scanned; of a
+         mesh with many holes once with these filled
 damaged  clouds of 20,000 points with noise, outliers, flipped normals; thin parts and edges: "neural" against "jet",
          with the fits that jet chooses by itself and, for the first seed, with the best of four fixed ones
 heat     a harmonic of the sphere through time
@@ -368,7 +368,8 @@ def real_part(options: Any) -> dict[str, Any]:
         V = (mesh.points - middle) / half
         near = k_nearest(points, 1, V)[1][:, 0] < SCANNED
         F = mesh.faces[near[mesh.faces].all(1)]
-        vertices, faces = meshes.cut_at_points(*(fanned if fill else lambda *mesh: mesh)(V.numpy(), F.numpy()))
+        whole = fanned(V.numpy(), F.numpy()) if fill else (V.numpy(), F.numpy())
+        vertices, faces = meshes.cut_at_points(*whole)
         exact = reference_poisson(vertices, faces, meshes.right_hand_side, tolerance=1e-4, max_vertices=500_000)
         used = np.unique(faces)
         at = torch.from_numpy(vertices[used])

@@ -204,12 +204,18 @@ def test_feet_are_stationary_and_no_point_of_the_jet_is_closer():
         assert bool((length(x - foot) <= length(x - other) * (1 + 1e-3))[inside].all())
 
 
+def fit_without(points, normals, index, degree, slopes=True):
+    """Jets around the first neighbours of rows index (m, k), fitted to the others alone."""
+    centres, directions = points[index[:, 0]], normals[index[:, 0]]
+    return fit_jets(points, normals, index[:, 1:], degree, centres=centres, directions=directions, slopes=slopes)
+
+
 def test_leaving_a_sample_out_predicts_it_from_the_others_alone():
     samples = Sphere().sample(500, 4)
     index, _ = k_nearest(samples.points, 16)
     moved = samples.points.clone()
     moved[7] = 1.01 * moved[7]
-    jets = fit_jets(moved, samples.normals, index[7:8], 4, leave_out=True)
+    jets = fit_without(moved, samples.normals, index[7:8], 4)
     assert abs(float(jets.height) + 0.01) < 1e-4
     assert abs(float(fit_jets(moved, samples.normals, index[7:8], 4).height)) < 0.01
 
@@ -288,7 +294,7 @@ def test_fits_with_and_without_their_samples_are_those_made_apart(degree, k, slo
     index, _ = k_nearest(samples.points, k)
     jets, height = fit_and_predict(samples.points, samples.normals, index, degree, slopes=slopes)
     apart = fit_jets(samples.points, samples.normals, index, degree, slopes=slopes)
-    without = fit_jets(samples.points, samples.normals, index, degree, slopes=slopes, leave_out=True)
+    without = fit_without(samples.points, samples.normals, index, degree, slopes=slopes)
     torch.testing.assert_close(jets.coefficients, apart.coefficients, rtol=0, atol=1e-9)
     torch.testing.assert_close(jets.residual, apart.residual, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(height, without.height, rtol=0, atol=1e-9)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from lamina.geometry.triangles import rows, take
+from lamina.geometry.triangles import dot_rows, minus, rows, take
 
 FEW = 2**25  # pairs of points and queries that are all looked at
 PAIRS = 2**26  # looked at together
@@ -53,7 +53,9 @@ def nearest_of_all(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     found = []
     for block in x.split(max(1, PAIRS // len(points))):
         # Differences: |x|^2 - 2 x.y + |y|^2 loses half the digits, and torch.cdist without it takes 40 times as long.
-        square = _squares(tuple(v[:, None] for v in rows(block)), tuple(v[None] for v in there))
+        a, b, c = rows(block)
+        away = minus((a[:, None], b[:, None], c[:, None]), there)
+        square = dot_rows(away, away)
         found.append(_smallest(square, k))
     square, index = found[0] if len(found) == 1 else (torch.cat(part) for part in zip(*found, strict=True))
     return index, square.sqrt()
@@ -136,15 +138,11 @@ class _Bins:
         beyond = column >= total[:, None]
         place.masked_fill_(beyond, 0)
         flat = place.reshape(-1)
-        there = tuple(v.view_as(place) for v in take(self.points, flat))
-        square = _squares(tuple(v[:, None] for v in rows(x)), there).masked_fill_(beyond, torch.inf)
+        (x, y, z), (a, b, c) = rows(x), take(self.points, flat)
+        away = minus((x[:, None], y[:, None], z[:, None]), (a.view_as(place), b.view_as(place), c.view_as(place)))
+        square = dot_rows(away, away).masked_fill_(beyond, torch.inf)
         square, which = _smallest(square, k)
         return self.order[place.gather(1, which)], square.sqrt()
-
-
-def _squares(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:
-    x, y, z = (p - q for p, q in zip(a, b, strict=True))
-    return torch.addcmul(torch.addcmul(x * x, y, y), z, z)
 
 
 def _smallest(square: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.jets import Jets
 from lamina.geometry.polynomials import coefficient_count, height_slopes
-from lamina.geometry.triangles import dot
+from lamina.geometry.triangles import dot, dot_rows
 
 BACK = -0.5  # n_i . n_j below which two samples are on sheets back to back
 EDGE = 0.8  # n_a . n_b below which two faces meet in an edge
@@ -88,7 +88,7 @@ class Blend:
             # The sheet that x is nearest to is that of most weight, whatever a single sample says.
             looks = self.normals.T.index_select(1, near.reshape(-1)).view(3, *near.shape)
             ahead = _unit((weight * looks).sum(-1))
-            phi, normals = _mean(weight * (_dot(looks, ahead[..., None]) > BACK), g, normal)
+            phi, normals = _mean(weight * (dot_rows(looks, ahead[..., None]) > BACK), g, normal)
         return phi, normals.T
 
     def _offsets(self, x: Tensor, near: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,14 +113,9 @@ class Blend:
         return g.view_as(near), normals.view(3, *near.shape)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of vectors (3, ...) and (3, ...)."""
-    return torch.addcmul(torch.addcmul(a[0] * b[0], a[1], b[1]), a[2], b[2])
-
-
 def _unit(v: Tensor) -> Tensor:
     """Vectors (3, ...) scaled to length 1; zero ones stay zero."""
-    return v / _dot(v, v).clamp_min(torch.finfo(v.dtype).tiny).sqrt()
+    return v / dot_rows(v, v).clamp_min(torch.finfo(v.dtype).tiny).sqrt()
 
 
 def _mean(weight: Tensor, g: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,15 +132,15 @@ def _sharp(place: Tensor, weight: Tensor, g: Tensor, normal: Tensor, support: Te
     below the other, and concave, the solid where either is, if they lie above.
     """
     one = _pick(normal, weight.argmax(1))
-    to_one = _dot(normal, one[..., None])
+    to_one = dot_rows(normal, one[..., None])
     two = _pick(normal, to_one.masked_fill(weight <= FAINT, torch.inf).argmin(1))
-    other = _dot(normal, two[..., None]) > to_one
+    other = dot_rows(normal, two[..., None]) > to_one
     parts = [weight * ~other, weight * other]
     (a, na), (b, nb) = (_mean(part, g, normal) for part in parts)
     centres = [(part * place).sum(-1) / part.sum(1).clamp_min(1e-300) for part in parts]
     across = centres[1] - centres[0]
-    below = (_dot(across, na) - _dot(across, nb)) / support.sqrt()
-    facing = _dot(na, nb)
+    below = (dot_rows(across, na) - dot_rows(across, nb)) / support.sqrt()
+    facing = dot_rows(na, nb)
     # Sheets back to back lie apart; what looks two ways in one plane is one sheet, of which x is on one side.
     edge = (facing < EDGE) & (parts[1].sum(1) > 0) & ((facing > BACK) | (below.abs() > APART))
     second = edge & torch.where(below < 0, b > a, b < a)

@@ -95,14 +95,12 @@ def fit_jets(
     centres: Tensor | None = None,
     directions: Tensor | None = None,
     slopes: bool = True,
-    leave_out: bool = False,
 ) -> Jets:
     """Fit a jet of given degree to each row of neighbours, by weighted least squares.
 
     points, normals (n, 3): the samples. index (m, k) int64: neighbours, nearest first, the first the sample
     itself. centres, directions (m, 3): where the frames stand, default that first sample and its normal.
     slopes: whether neighbours' normals are fitted besides their positions.
-    leave_out: ignore the first neighbour; the jet's height at its centre is then a prediction to check.
 
     Weights are (1 - d^2 / r^2)^2, times a factor that falls from 1 to 0 as a neighbour's normal turns away,
     so that another sheet or the far side of a sharp edge has no say. Computed in float64 by normal equations
@@ -117,7 +115,6 @@ def fit_jets(
     parts = []
     for chunk in rows.split(max(1, MAX_ENTRIES[points.device.type] // size)):
         patch = _Patch.of(Surroundings.of(points, normals, index[chunk], centres[chunk], directions[chunk]))
-        patch = patch.without_first() if leave_out else patch
         columns, gram, right = patch.equations(degree, slopes)
         parts.append(patch.fitted(columns, _solve(gram, right, degree)))
     return Jets(degree, centres, *(torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True)))

@@ -63,7 +63,8 @@ def along(a: Rows, t: Tensor, d: Rows) -> Rows:
     return torch.addcmul(a[0], t, d[0]), torch.addcmul(a[1], t, d[1]), torch.addcmul(a[2], t, d[2])
 
 
-def dot_rows(a: Rows, b: Rows) -> Tensor:
+def dot_rows(a: Rows | Tensor, b: Rows | Tensor) -> Tensor:
+    """Inner products of vectors whose x, y, z come first: rows, or tensors (3, ...)."""
     return torch.addcmul(torch.addcmul(a[0] * b[0], a[1], b[1]), a[2], b[2])
 
 

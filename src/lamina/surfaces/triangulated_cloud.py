@@ -46,13 +46,13 @@ def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | 
       samples themselves. If those that were left out fit no triangles either, they are outliers, and triangles would go
       through them.
     """
+    if cloud.estimated:
+        return None
     points = cloud._unique
     dropped = torch.ones_like(points[:, 0], dtype=torch.bool)
     dropped[fitted._kept] = False
     coarse = not fitted.noisy and _expected(fitted) > COARSE
-    if cloud.estimated or not (coarse or fitted.open or bool(dropped.any())):
-        return None
-    if _rough(points, cloud._normals):
+    if not (coarse or fitted.open or bool(dropped.any())) or _rough(points, cloud._normals):
         return None
     found = _best(cloud, fitted, dropped)
     if found is None:
