@@ -359,6 +359,22 @@ def test_parts_as_thin_as_a_cell_are_cut_on_a_finer_lattice():
     assert domain.quadrature.area == pytest.approx(2 * math.pi * (1 + c**2 / e * math.atanh(e)), rel=0.01)
 
 
+def test_a_neck_thinner_than_a_cell_holds_its_ends_together():
+    """Two bulbs joined by a neck 0.04 thick, at spacing 0.1."""
+
+    def bulbs(x):
+        wide = 0.02 + 0.98 * x[:, 2:] ** 2
+        return torch.cat([wide * x[:, :2], 1.5 * x[:, 2:]], 1)
+
+    surface = lamina.SphericalMap(bulbs)
+    feet = surface.sample(8000, 0)
+    cloud = lamina.PointCloud(feet.points, feet.normals)
+    domain = lamina.Domain(cloud, 0.1, scheme="trace", extension="neural", show_progress=False)
+    assert isinstance(domain.scheme, Trace)
+    assert len(domain.scheme.cut.elements.component.unique()) == 1
+    assert domain.quadrature.area == pytest.approx(float(surface.areas.sum()), rel=0.01)
+
+
 def test_parts_too_thin_for_closest_points_are_refused_in_words():
     with pytest.raises(lamina.InputError, match="too thin for them; use a smaller spacing"):
         lamina.Domain(lamina.Ellipsoid(1, 1, 0.01), 0.05, scheme="trace")

@@ -70,6 +70,37 @@ def test_every_edge_joins_two_triangles():
     assert area(feet.points, faces) == pytest.approx(4 * torch.pi**2 * 0.4, rel=0.02)
 
 
+def notched_block(count: int):
+    """Random samples of a U, 22 units in area, with a notch one unit wide: faces beside it lie in one plane."""
+    corners = [(0, 0), (3, 0), (3, 2), (2, 2), (2, 1), (1, 1), (1, 2), (0, 2)]
+    faces = [(0, 0, 1, 2), (1, 0, 1, 1), (2, 0, 1, 2)]  # x, y, and sizes, of both ends
+    g = torch.Generator().manual_seed(0)
+    points, normals = [], []
+    for (x, y), (x2, y2) in zip(corners, corners[1:] + corners[:1], strict=True):
+        length = abs(x2 - x) + abs(y2 - y)
+        s, t = torch.rand(2, count * length // 22, generator=g, dtype=torch.float64)
+        points.append(torch.stack([x + s * (x2 - x), y + s * (y2 - y), t], 1))
+        normals.append(torch.tensor([y2 - y, x - x2, 0.0]).double().div(length).expand(len(s), 3))
+    for x, y, wide, high in faces:
+        for z in (0, 1):
+            s, t = torch.rand(2, count * wide * high // 22, generator=g, dtype=torch.float64)
+            points.append(torch.stack([x + s * wide, y + t * high, torch.full_like(s, z)], 1))
+            normals.append(torch.tensor([0.0, 0.0, 2 * z - 1]).double().expand(len(s), 3))
+    return torch.cat(points), torch.cat(normals)
+
+
+@pytest.mark.parametrize("count", [5000, 20_000])
+def test_notches_between_faces_of_one_plane_stay_open(count):
+    """Triangles between random samples cut edges off, which costs up to 3 % of the area."""
+    points, normals = notched_block(count)
+    found = _Triangles.of(points, normals)
+    assert found is not None
+    faces = found.without_lids(points)
+    assert area(points, faces) == pytest.approx(22, rel=0.03)
+    x, y, _ = points[faces].mean(1).unbind(1)
+    assert not bool(((x > 1.1) & (x < 1.9) & (y > 1.2)).any())
+
+
 def test_a_cloud_with_bare_faces_is_solved_on_triangles():
     points, normals = rounded_box()
     domain = lamina.Domain(lamina.PointCloud(points, normals), 0.1, extension="neural", show_progress=False)
@@ -138,8 +169,7 @@ def test_triangles_give_better_solutions_than_the_fits_whose_place_they_take():
     cloud = lamina.PointCloud(feet.points, feet.normals)
     exact = solution(surface)
     triangles, fits = (
-        errors(solution(of), exact, remove_mean=True).nrmse
-        for of in (cloud, NeuralCloud(cloud, shipped_fit_network()))
+        errors(solution(of), exact, remove_mean=True).nrmse for of in (cloud, NeuralCloud(cloud, shipped_fit_network()))
     )
     assert triangles < 0.6 * fits
     assert triangles < 0.02

@@ -27,6 +27,7 @@ from lamina.geometry.triangles import dot, triangle_areas, unit
 POWER, LOOSE, LARGE = 3.0, 0.3, 0.003
 UNITS = 10_000  # costs are whole numbers of this part
 SHAKE = 1e-9  # of the extent
+FACES, ASKEW = 0.9, 0.1  # cosines: of a normal with the mean of the four, and at most of an edge with it, on a face
 FLAT = 1e-6  # six volumes, over the cube of the size, of a tetrahedron that is but a piece of a plane
 OPPOSITE = torch.tensor([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # corners of the face across from each corner
 
@@ -64,11 +65,16 @@ def _shaken(p: Tensor) -> Tensor:
 def _sky(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
     """What it costs (t,) to call tetrahedra with corners (t, 4, 3), and normals there, inside; and outside.
 
-    Flat ones take up nothing of the sky, or, seen from a corner between the others, by mistake the half of it.
+    Flat ones take up nothing of the sky, or, seen from a corner between the others, by mistake the half of it. On a
+    face of the surface it would be the same to have them inside or outside, but they go on over its notches, where
+    only outside will do: inside they cost more than their triangles can save.
     """
     edges = corner[:, 1:] - corner[:, :1]
     solid = torch.linalg.det(edges).abs() > FLAT * edges.abs().amax((1, 2)) ** 3
-    inside, outside = torch.zeros_like(corner[:, 0, 0]), torch.zeros_like(corner[:, 0, 0])
+    up = dot(unit(normal.sum(1))[:, None], normal).amin(1) > FACES
+    across = dot(unit(edges), normal[:, :1]).abs().amax(1) < ASKEW
+    inside = torch.where(~solid & up & across, 4 * LOOSE, 0.0)
+    outside = torch.zeros_like(inside)
     for k, others in enumerate(OPPOSITE):
         edge = corner[:, others] - corner[:, k, None]
         towards = dot(unit(edge.mean(1)), normal[:, k])

@@ -28,6 +28,7 @@ from lamina.surfaces.base import ClosestPoints, Surface
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
+PARTED = 5e-4  # share of the samples cut off from the rest of their component
 OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
 FINEST = 0.4  # of the distance between samples: pieces need not be smaller
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
@@ -93,7 +94,8 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
     """cut(n), the surface cut on a lattice n times finer, for the smallest n of 1, 2, 4 that misses no thin parts.
 
     They are missed where samples are far from every piece that faces their way, where area is missing, unless a finer
-    lattice finds no more either, and where tunnels from sheet to sheet join components or add area.
+    lattice finds no more either, where necks come apart, and where tunnels from sheet to sheet join components or add
+    area.
     """
     found, area, total = None, 0.0, float(surface.areas.sum())
     apart = math.sqrt(total / len(surface.points))
@@ -105,9 +107,9 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
             continue
         area = found.quadrature.area
         whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
-        missed, joined = _missed(surface, found)
+        missed, parted, joined = _missed(surface, found)
         # Areas of a cloud's samples are estimates, and say little where it is ragged or open.
-        if (whole or not surface.exact) and missed <= MISSED and not joined:
+        if (whole or not surface.exact) and missed <= MISSED and parted <= PARTED and not joined:
             return found
     if found is None:
         raise InputError(
@@ -117,16 +119,19 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
     return replace(found, unresolved=True)
 
 
-def _missed(surface: Surface, cut: CutSurface) -> tuple[float, bool]:
-    """Share of the surface's samples with no piece in the cells around them that faces their way; and whether the
-    pieces join components of the surface."""
+def _missed(surface: Surface, cut: CutSurface) -> tuple[float, float, bool]:
+    """Share of the surface's samples with no piece in the cells around them that faces their way, and share of those
+    on other parts than most of their component; and whether the pieces join components of the surface."""
     assert isinstance(cut.locator, CellLocator)
     feet = surface.own_feet()
     element = cut.locator.near((feet.points - cut.lattice.origin) / cut.spacing, feet)
     facing = dot(cut.locator.normal[element.clamp_min(0)], feet.normals) > 0
     found = (element >= 0) & facing
-    pairs = torch.stack([cut.elements.component[cut.host[element[found]]], feet.component[found]], 1).unique(dim=0)
-    return float((~found).double().mean()), len(pairs) > len(torch.unique(pairs[:, 0]))
+    part, component = cut.elements.component[cut.host[element[found]]], feet.component[found]
+    pairs, count = torch.stack([part, component], 1).unique(dim=0, return_counts=True)
+    most = count.new_zeros(surface.component_count).scatter_reduce_(0, pairs[:, 1], count, "amax")
+    parted = 1 - float(most.sum()) / max(1, len(part))
+    return float((~found).double().mean()), parted, len(pairs) > len(torch.unique(pairs[:, 0]))
 
 
 def _elements(pieces: CurvedPieces, units: Units) -> tuple[Tensor, Elements]:
