@@ -28,7 +28,8 @@ from lamina.surfaces.base import ClosestPoints, Surface
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
-PARTED = 5e-4  # share of the samples cut off from the rest of their component
+PARTED = 1e-3  # share of the samples cut off from the rest of their component; fewer are on scraps
+ROUGHER = 0.03  # of the area: what a finer lattice adds to a rough surface, joining its parts by chance
 OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
 FINEST = 0.4  # of the distance between samples: pieces need not be smaller
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
@@ -98,6 +99,7 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
     area.
     """
     found, area, total = None, 0.0, float(surface.areas.sum())
+    torn: CutSurface | None = None  # with nothing wrong but that it comes apart
     apart = math.sqrt(total / len(surface.points))
     for finer in (1, 2, 4):
         if found is not None and not surface.exact and lattice.spacing < FINEST * finer * apart:
@@ -109,14 +111,18 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
         whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
         missed, parted, joined = _missed(surface, found)
         # Areas of a cloud's samples are estimates, and say little where it is ragged or open.
-        if (whole or not surface.exact) and missed <= MISSED and parted <= PARTED and not joined:
-            return found
+        if (whole or not surface.exact) and missed <= MISSED and not joined:
+            if torn is not None and area > (1 + ROUGHER) * torn.quadrature.area:
+                break
+            if parted <= PARTED:
+                return found
+            torn = found
     if found is None:
         raise InputError(
             f"No cell of spacing {lattice.spacing:g} is cut by the surface, which is too thin for them; "
             "use a smaller spacing."
         )
-    return replace(found, unresolved=True)
+    return replace(torn or found, unresolved=True)
 
 
 def _missed(surface: Surface, cut: CutSurface) -> tuple[float, float, bool]:
