@@ -26,7 +26,8 @@ AWAY = 0.25  # of its longest edge, from the middle of a triangle to a fitted su
 NOISY, TURNING = 0.1, 0.7  # slope of an arc between neighbours against their mean normal, and part of their turn
 UNLIKE = 0.01  # of the area: with more of it away from the fitted surface, that is not taken
 SIDE_BY_SIDE, CHORDS = 8, 6  # neighbours that noise is judged by, and arcs
-COARSE = 0.65  # of the height of arcs over chords, from which on fits are no better than chords
+LEFT_OUT = 0.0015  # share of the samples that fits may leave out though triangles bear them out
+COARSE = 0.8  # of the height of arcs over chords, from which on fits are no better than chords
 LONG = 2.0  # times the distance of the 12th neighbour: random samples are never so far apart
 
 
@@ -41,10 +42,10 @@ def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | 
 
     They are if samples are clean, with normals, and
     - fits expect to err about as much as flat triangles do, for then they are as good where they are right, or
+    - fits leave out samples, where these do not show thin parts well enough, that triangles bear out. If they fit no
+      triangles either, they are outliers, and triangles would go through them. Or
     - the fitted surface is not where triangles are that the normals at all their corners bear out: between samples that
-      are dense here and sparse there, or that do not show thin parts well enough, fits leave holes, or leave out the
-      samples themselves. If those that were left out fit no triangles either, they are outliers, and triangles would go
-      through them.
+      are dense here and sparse there, fits leave holes.
     """
     if cloud.estimated:
         return None
@@ -57,9 +58,10 @@ def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | 
     found = _best(cloud, fitted, dropped)
     if found is None:
         return None
-    if float(dropped.double().mean()) > FEW and float(found.borne_out[dropped].double().mean()) < 0.5:
+    left_out = float((dropped & found.borne_out).double().mean())
+    if float(dropped.double().mean()) > max(FEW, 2 * left_out):
         return None
-    if not coarse:
+    if not coarse and left_out <= LEFT_OUT:
         sure = (found.agreement.amin(1) > AGREES).nonzero()[:, 0]
         elsewhere = _elsewhere(fitted, points[found.faces[sure]].mean(1), AWAY * found.longest[sure])
         if float(found.areas[sure[elsewhere]].sum()) <= UNLIKE * float(found.areas[sure].sum()):
