@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
+from torch import Tensor
 
 from lamina.errors import InputError
 
@@ -13,3 +17,20 @@ def available(device: torch.device | str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError('device "cuda" was asked for but torch sees no CUDA device; use device="cpu".')
     return device
+
+
+def by_kernel(*tensors: Tensor) -> bool:
+    """Whether a kernel written for GPUs computes with these tensors, instead of the torch code that it was made after:
+    on CUDA with Triton there, and where nothing is differentiated or transformed."""
+    live = torch.is_grad_enabled()
+    return (
+        all(v.is_cuda and not (live and v.requires_grad) for v in tensors)
+        and all(v.dtype in (torch.float32, torch.float64) for v in tensors)
+        and _has_triton()
+        and torch._C._functorch.maybe_current_level() is None  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
