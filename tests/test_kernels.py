@@ -66,9 +66,9 @@ def test_fits_of_jets(degree, k, slopes):
     found, over = fit_and_predict(*args, slopes=slopes)
     alone = fit_jets(*args, slopes=slopes)
     raw, scale = predict(*args, slopes)
-    # A system that only just determines a jet, or does not, may be seen either way.
+    # A system that only just determines a jet, or does not, may be seen either way: it is if neighbours are permuted.
     close = (found.coefficients.cpu() - expected.coefficients).abs().amax(1) < 1e-4
-    assert close.double().mean() > 0.999
+    assert close.double().mean() > 0.998
     for name in ("frames", "scale", "reach", "residual"):
         assert torch.allclose(getattr(found, name).cpu()[close], getattr(expected, name)[close], atol=1e-7)
         assert torch.equal(getattr(found, name), getattr(alone, name))
@@ -76,7 +76,7 @@ def test_fits_of_jets(degree, k, slopes):
     assert torch.equal(raw, torch.where(over == torch.inf, 0, over))
     assert torch.equal(scale, found.scale)
     left = (over.cpu() == height) | ((over.cpu() - height).abs() < 1e-6)
-    assert left.double().mean() > 0.999
+    assert left.double().mean() > 0.998
     if k > 12:
         assert (found.coefficients.cpu() - expected.coefficients).abs().median() < 1e-13
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -26,11 +25,17 @@ def by_kernel(*tensors: Tensor) -> bool:
     return (
         all(v.is_cuda and not (live and v.requires_grad) for v in tensors)
         and all(v.dtype in (torch.float32, torch.float64) for v in tensors)
-        and _has_triton()
+        and _kernels_run()
         and torch._C._functorch.maybe_current_level() is None  # pyright: ignore[reportAttributeAccessIssue]
     )
 
 
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _kernels_run() -> bool:
+    """Whether Triton is there and finds what it needs: a C compiler, and a GPU that it knows."""
+    try:
+        from lamina.trial_kernel import runs
+
+        return runs()
+    except Exception:  # of many kinds, Triton's own among them; the torch code does the same without it
+        return False

@@ -30,9 +30,9 @@ def nearest_by_bins(points: Tensor, x: Tensor, k: int, within: float = math.inf)
     Those farther away than `within` need not be found; their distance is then infinite.
     """
     if len(x) and by_kernel(points, x):
-        from lamina.geometry import nearest_kernel
+        from lamina.geometry.nearest_kernel import MOST, MOST_OF_ONE, WIDEST
 
-        if len(points) * len(x) <= nearest_kernel.MOST and k <= nearest_kernel.WIDEST:
+        if k <= WIDEST and len(points) * len(x) <= (MOST_OF_ONE if k == 1 else MOST):
             return _by_kernel(points, x, k)
     if len(points) * len(x) <= FEW:
         return nearest_of_all(points, x, k)

@@ -7,7 +7,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-MOST = 2**31  # pairs of points and queries: with more of them bins are faster
+MOST, MOST_OF_ONE = 2**28, 2**33  # pairs of points and queries, of one neighbour each: with more bins are faster
 WIDEST = 256  # neighbours
 BLOCK = 1024  # points at a time
 
@@ -29,17 +29,15 @@ def nearest_several(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, 
     each.
     """
     n, m = len(x), len(points)
-    room = max(64, triton.next_power_of_2(2 * k))
-    low, high = points.aminmax(dim=0)
-    first = (high - low).max().square() * ((k + room) / 2 / m)  # of a surface about as large as the box
-    count = torch.empty(n, dtype=torch.int32, device=x.device)
+    room = 128 if k <= 64 else 2 * WIDEST  # few sizes: each is compiled for itself
+    count, found = (torch.empty(n, dtype=d, device=x.device) for d in (torch.int32, torch.bool))
     which = torch.empty(n, room, dtype=torch.int32, device=x.device)
     square, distance = x.new_empty(n, room), x.new_empty(n, k)
     index = torch.empty(n, k, dtype=torch.int64, device=x.device)
     with torch.cuda.device_of(x):
-        _around[(n,)](x.contiguous(), points.T.contiguous(), first, count, which, square, m, k, room, BLOCK)  # pyright: ignore[reportIndexIssue]
+        _around[(n,)](x.contiguous(), points.T.contiguous(), count, found, which, square, m, k, room, BLOCK)  # pyright: ignore[reportIndexIssue]
         _ranked[(n,)](count, which, square, index, distance, k, room)  # pyright: ignore[reportIndexIssue]
-    return index, distance, (count >= k) & (count <= room)
+    return index, distance, found
 
 
 @triton.jit(do_not_specialize=["n", "m"])
@@ -79,12 +77,16 @@ def _squares(P, start, m, x, y, z, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["m", "k"])
-def _around(X, P, FIRST, COUNT, WHICH, SQUARE, m, k, ROOM: tl.constexpr, BLOCK: tl.constexpr):
+def _around(X, P, COUNT, FOUND, WHICH, SQUARE, m, k, ROOM: tl.constexpr, BLOCK: tl.constexpr):
     """Points within a radius of x that holds k to ROOM of them, and how many these are."""
     row = tl.program_id(0).to(tl.int64)
     x, y, z = tl.load(X + 3 * row), tl.load(X + 3 * row + 1), tl.load(X + 3 * row + 2)
-    radius = tl.load(FIRST)  # squared
-    low, high = radius * 0, radius * 0 + float("inf")
+    low, high = x * 0, x * 0 + float("inf")
+    farthest = tl.zeros((BLOCK,), x.dtype)
+    for start in range(0, m, BLOCK):
+        column, square = _squares(P, start, m, x, y, z, BLOCK)
+        farthest = tl.maximum(farthest, tl.where(column < m, square, 0))
+    radius = tl.max(farthest) * ((k + ROOM) / (2.0 * m))  # squared; of a surface about as large as it is far
     count, tries, looking = 0, 0, True
     while looking:
         counts = tl.zeros((BLOCK,), tl.int32)
@@ -102,6 +104,7 @@ def _around(X, P, FIRST, COUNT, WHICH, SQUARE, m, k, ROOM: tl.constexpr, BLOCK: 
         looking = ((count < k) | (count > ROOM)) & (tries < 80)
         radius = tl.where(looking, wanted, radius)
     tl.store(COUNT + row, count)
+    tl.store(FOUND + row, (count >= k) & (count <= ROOM))
     filled = 0
     for start in range(0, m, BLOCK):
         column, square = _squares(P, start, m, x, y, z, BLOCK)

@@ -44,12 +44,24 @@ def _project(
     x, y, z = (x - px) / scale, (y - py) / scale, (z - pz) / scale
     ta, tb, tc = ux * x + uy * y + uz * z, vx * x + vy * y + vz * z, nx * x + ny * y + nz * z
     C = COEFFICIENTS + own * COUNT
-    a, b = _inside(ta, tb, reach)
-    h, ha, hb, haa, hab, hbb = height_derivatives(C, inside, a, b, DEGREE)
-    gap = (ta - a) * (ta - a) + (tb - b) * (tb - b) + (tc - h) * (tc - h)
-    damping = gap * 0
+    a1, b1 = _inside(ta, tb, reach)
+    a, b, damping, gap = a1, b1, a1 * 0, a1 * 0 + float("inf")
+    h, ha, hb, haa, hab, hbb = damping, damping, damping, damping, damping, damping
     step, looking = 0, True
     while looking:
+        h1, ha1, hb1, haa1, hab1, hbb1 = height_derivatives(C, inside, a1, b1, DEGREE)
+        closer = (ta - a1) * (ta - a1) + (tb - b1) * (tb - b1) + (tc - h1) * (tc - h1)
+        # Gaps are quadratic in the distance to the minimum: rounding must not refuse the last steps.
+        better = closer <= gap + gap * (16 * EPS)
+        moved = (a1 - a) * (a1 - a) + (b1 - b) * (b1 - b)
+        a, b, gap = tl.where(better, a1, a), tl.where(better, b1, b), tl.where(better, closer, gap)
+        h, ha, hb = tl.where(better, h1, h), tl.where(better, ha1, ha), tl.where(better, hb1, hb)
+        haa, hab, hbb = tl.where(better, haa1, haa), tl.where(better, hab1, hab), tl.where(better, hbb1, hbb)
+        relaxed = tl.where(damping > 0.1, damping / 8, 0 * damping)
+        damping = tl.where(better, relaxed, 8 * damping + 0.5)
+        far = tl.max((inside & (moved > EPS)).to(tl.int32))
+        looking = (step == 0) | ((far > 0) & (step < STEPS))
+        step += 1
         above = h - tc
         ga, gb = a - ta + above * ha, b - tb + above * hb
         Haa, Hab, Hbb = 1 + ha * ha + above * haa, ha * hb + above * hab, 1 + hb * hb + above * hbb
@@ -60,18 +72,6 @@ def _project(
         determinant = Haa * Hbb - Hab * Hab
         a1, b1 = a + (Hab * gb - Hbb * ga) / determinant, b + (Hab * ga - Haa * gb) / determinant
         a1, b1 = _inside(a1, b1, reach)
-        h1, ha1, hb1, haa1, hab1, hbb1 = height_derivatives(C, inside, a1, b1, DEGREE)
-        closer = (ta - a1) * (ta - a1) + (tb - b1) * (tb - b1) + (tc - h1) * (tc - h1)
-        better = closer <= gap + gap * (16 * EPS)
-        moved = (a1 - a) * (a1 - a) + (b1 - b) * (b1 - b)
-        a, b, gap = tl.where(better, a1, a), tl.where(better, b1, b), tl.where(better, closer, gap)
-        h, ha, hb = tl.where(better, h1, h), tl.where(better, ha1, ha), tl.where(better, hb1, hb)
-        haa, hab, hbb = tl.where(better, haa1, haa), tl.where(better, hab1, hab), tl.where(better, hbb1, hbb)
-        relaxed = tl.where(damping > 0.1, damping / 8, 0 * damping)
-        damping = tl.where(better, relaxed, 8 * damping + 0.5)
-        step += 1
-        far = tl.max((inside & (moved > EPS)).to(tl.int32))
-        looking = (far > 0) & (step < STEPS)
     level = 1 / tl.sqrt(1 + ha * ha + hb * hb)
     a, b, h = a * scale, b * scale, h * scale
     _store(
