@@ -66,7 +66,7 @@ def _forward(
     position = kernel * tl.maximum(0.5 + 0.5 * (fx * lx + fy * ly + fz * lz), 0)
     slope = position
     zero = fx * 0
-    cx, cy, cz, ux, uy, uz, vx, vy, vz = zero, zero, zero, zero, zero, zero, zero, zero, zero
+    cx, cy, cz = zero, zero, zero
     ux, uy, uz, vx, vy, vz = frame_around(fx, fy, fz)
     c0, c1, c2, c3, c4, c5 = zero, zero, zero, zero, zero, zero
     hidden, weight = tl.zeros((K, WIDTH), tl.float32), tl.zeros((K,), tl.float32)
