@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
+from torch import Tensor
 
 from lamina.errors import InputError
 
@@ -13,3 +16,26 @@ def available(device: torch.device | str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError('device "cuda" was asked for but torch sees no CUDA device; use device="cpu".')
     return device
+
+
+def by_kernel(*tensors: Tensor) -> bool:
+    """Whether a kernel written for GPUs computes with these tensors, instead of the torch code that it was made after:
+    on CUDA with Triton there, and where nothing is differentiated or transformed."""
+    live = torch.is_grad_enabled()
+    return (
+        all(v.is_cuda and not (live and v.requires_grad) for v in tensors)
+        and all(v.dtype in (torch.float32, torch.float64) for v in tensors)
+        and _kernels_run()
+        and torch._C._functorch.maybe_current_level() is None  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
+@cache
+def _kernels_run() -> bool:
+    """Whether Triton is there and finds what it needs: a C compiler, and a GPU that it knows."""
+    try:
+        from lamina.trial_kernel import runs
+
+        return runs()
+    except Exception:  # of many kinds, Triton's own among them; the torch code does the same without it
+        return False

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from lamina.device import by_kernel
 from lamina.geometry.triangles import dot_rows, minus, rows, take
 
 FEW = 2**25  # pairs of points and queries that are all looked at
@@ -28,6 +29,11 @@ def nearest_by_bins(points: Tensor, x: Tensor, k: int, within: float = math.inf)
 
     Those farther away than `within` need not be found; their distance is then infinite.
     """
+    if len(x) and by_kernel(points, x):
+        from lamina.geometry.nearest_kernel import MOST, MOST_OF_ONE, WIDEST
+
+        if k <= WIDEST and len(points) * len(x) <= (MOST_OF_ONE if k == 1 else MOST):
+            return _by_kernel(points, x, k)
     if len(points) * len(x) <= FEW:
         return nearest_of_all(points, x, k)
     if within < math.inf:
@@ -44,6 +50,18 @@ def nearest_by_bins(points: Tensor, x: Tensor, k: int, within: float = math.inf)
         todo = todo[~sure]
     if len(todo):
         index[todo], distance[todo] = nearest_of_all(points, x[todo], k)
+    return index, distance
+
+
+def _by_kernel(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    from lamina.geometry.nearest_kernel import nearest_one, nearest_several
+
+    if k == 1:
+        return nearest_one(points, x)
+    index, distance, found = nearest_several(points, x, k)
+    rows = (~found).nonzero()[:, 0]
+    if len(rows):
+        index[rows], distance[rows] = nearest_of_all(points, x[rows], k)
     return index, distance
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
+from lamina.device import by_kernel
 from lamina.geometry.jets import Jets
 from lamina.geometry.polynomials import coefficient_count, height_slopes
 from lamina.geometry.triangles import dot, dot_rows
@@ -50,6 +51,10 @@ class Blend:
 
     def __call__(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """phi (n,) and unit normals (n, 3) at x (n, 3), whose nearest samples are index (n,)."""
+        if self._by_kernel(x):
+            from lamina.geometry.blend_kernel import blended
+
+            return blended(self, x, index)[:2]
         support = self.reach * self.spacing**2
         live = torch.is_grad_enabled() and (x.requires_grad or self.jets.coefficients.requires_grad)
         found = []
@@ -62,6 +67,28 @@ class Blend:
             return x[:, 0], x
         phi, normals = (torch.cat(part) for part in zip(*found, strict=True))
         return phi, normals
+
+    def vanishing(self, x: Tensor, index: Tensor, there: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """x (n, 3), whose nearest samples are index (n,), moved to where the blend vanishes by that many steps, and
+        normals there; those nearer to it than there (n,) once more and then no more. Without gradients."""
+        if self._by_kernel(x):
+            from lamina.geometry.blend_kernel import blended
+
+            _, normals, points = blended(self, x, index, there, steps)
+            return points, normals
+        phi, normals = self(x, index)
+        points = x - phi[:, None] * normals
+        rows = (phi.abs() > there).nonzero()[:, 0]
+        for _ in range(steps - 1):
+            if not len(rows):
+                break
+            phi, normals[rows] = self(points[rows], index[rows])
+            points[rows] -= phi[:, None] * normals[rows]
+            rows = rows[phi.abs() > there[rows]]
+        return points, normals
+
+    def _by_kernel(self, x: Tensor) -> bool:
+        return len(x) > 0 and by_kernel(x, self.points, self.normals, self.jets.centres, self.jets.coefficients)
 
     def detach(self) -> Blend:
         return replace(self, points=self.points.detach(), normals=self.normals.detach(), jets=self.jets.detach())

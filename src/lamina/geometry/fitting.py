@@ -9,16 +9,19 @@ jets around some of them, and then treated as clean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from lamina.geometry.jets import MAX_ENTRIES, Jets, Surroundings, fit_and_predict, fit_jets, project
+from lamina.device import by_kernel
+from lamina.geometry.jets import Jets, Surroundings, fit_and_predict, fit_jets, predict
 from lamina.geometry.nearest import Nearest
 from lamina.geometry.neighbours import PieceTrees, PointTree
+from lamina.geometry.project import project
 from lamina.geometry.triangles import dot, unit
 
 TESTED = 2048  # samples whose leave-one-out errors choose degree and neighbourhood
@@ -26,13 +29,13 @@ WITH_NORMALS = ((2, 12), (4, 16), (6, 24))  # (degree, neighbours) tried for fit
 FEWEST = {2: 12, 4: 32, 6: 56}  # neighbours tried for fits to positions alone, by degree
 MOST = {2: (640, 1 / 16), 4: (384, 1 / 64), 6: (128, 0)}  # that many, or that part of a larger cloud
 GROWTH = 1.7  # from one neighbourhood tried to the next
+PATIENCE = 2  # neighbourhoods in a row that may be worse than the best before
 TYPICAL, SAFE = 0.75, 0.98  # part of the leave-one-out errors that counts, the smallest ones
 GAUSSIAN = {TYPICAL: 0.607, SAFE: 0.934}  # RMS of that part of normal deviates
 NORMALS_HELP, DEGREE_HELPS, SAFETY_HELPS = 0.7, 0.99, 0.7  # must cut the leave-one-out error to this
 THICKNESS = 6.0  # a neighbourhood's radius is at least this many leave-one-out errors
 CENTRES, BLENDED = 32, 16  # jets that share a smoothed neighbourhood, and those that a place blends
 SHARED = 32  # neighbours that are looked for, at least, where they are for all samples: others will ask again
-SEEN = 512  # neighbours that are looked at once for all ways that use them
 RECENTRED = 16  # neighbours among which the sample nearest to a foot is looked for
 
 
@@ -90,14 +93,15 @@ class Cloud:
 
     def predict(self, near: Tensor, way: Way) -> tuple[Tensor, Tensor]:
         """Height (m,) over the samples near[:, 0] of jets fitted to the others, and their scale (m,)."""
-        blocks = near[:, : way.k].split(max(1, MAX_ENTRIES[near.device.type] // way.k))
-        parts = [self.around(block).predict(way.k, way.degree, way.slopes) for block in blocks]
-        height, scale = (torch.cat(part) for part in zip(*parts, strict=True))
-        return height, scale
+        return predict(self.points.detach(), self.normals.detach(), near[:, : way.k], way.degree, way.slopes)
 
-    def around(self, near: Tensor) -> Surroundings:
-        """Neighbours near (m, k) as jets of any way see them, without gradients."""
-        return Surroundings.of(self.points.detach(), self.normals.detach(), near)
+    def predict_all(self, near: Tensor, ways: list[Way]) -> list[tuple[Tensor, Tensor]]:
+        """The same for several ways."""
+        points, normals = self.points.detach(), self.normals.detach()
+        if len(ways) == 1 or by_kernel(points, normals):
+            return [self.predict(near, way) for way in ways]
+        around = Surroundings.of(points, normals, near[:, : max(way.k for way in ways)])  # once for all of them
+        return [around.predict(way.k, way.degree, way.slopes) for way in ways]
 
     def fit_and_predict(self, near: Tensor, way: Way) -> tuple[Jets, Tensor]:
         """Jets without gradients, and how high (m,) they would be over samples left out."""
@@ -153,28 +157,48 @@ def choose_ways(cloud: Cloud, widest: float = torch.inf) -> tuple[Choice, Choice
     tested = order[:TESTED].to(cloud.points.device)
     count = len(cloud.points)
     most = {q: max(FEWEST[2], min(count // 2, max(k, int(part * count)))) for q, (k, part) in MOST.items()}
-    near = cloud.neighbours(tested, min(64, most[2]))
-    around = cloud.around(near)
-    known: dict[Way, tuple[Tensor, float]] = {}
+    first = _always_tried(most, widest)
+    near = cloud.neighbours(tested, max(way.k for way in first))
+    known: dict[Way, tuple[float, ...]] = dict(zip(first, _figures(cloud, near, first), strict=True))
 
     def error(way: Way, part: float) -> float:
-        nonlocal near, around
+        nonlocal near
         if way not in known:
             if way.k > near.shape[1]:
                 near = cloud.neighbours(tested, min(2 * way.k, most[2]))
-                around = cloud.around(near[:, :SEEN])
-            wide = way.k > around.square.shape[1]
-            found = cloud.predict(near, way) if wide else around.predict(way.k, way.degree, way.slopes)
-            # Sorted on the CPU, as every number that is looked at makes a GPU wait.
-            height, scale = torch.stack(found).cpu()
-            known[way] = height.square().sort().values, float(scale.median())
-        squares, radius = known[way]
-        rms = float(squares[: max(1, round(part * len(squares)))].mean().sqrt()) / GAUSSIAN[part]
+            known[way] = _figures(cloud, near, [way])[0]
+        radius, *found = known[way]
+        rms = found[(TYPICAL, SAFE).index(part)]
         # A ball hardly wider than the noise holds samples that err the same way, and errors look small.
         return torch.inf if THICKNESS * rms > radius else max(rms, 1e-15 * radius)
 
     typical = _smallest_error(lambda way: error(way, TYPICAL), most, widest)
     return typical, _smallest_error(lambda way: error(way, SAFE), most, widest)
+
+
+def _figures(cloud: Cloud, near: Tensor, ways: list[Way]) -> list[tuple[float, ...]]:
+    """Of each way the median of the neighbourhoods' radii around samples near[:, 0], and the RMS of the typical and of
+    the safe leave-one-out errors. All of them are looked at together, as each look makes a GPU wait."""
+    height, scale = (torch.stack(part) for part in zip(*cloud.predict_all(near, ways), strict=True))
+    square = height.square().sort(1).values
+    rms = [
+        square[:, : max(1, round(part * square.shape[1]))].mean(1).sqrt() / GAUSSIAN[part] for part in (TYPICAL, SAFE)
+    ]
+    return [tuple(row) for row in torch.stack([scale.median(1).values, *rms], 1).tolist()]
+
+
+def _neighbourhoods(degree: int, most: dict[int, int], widest: float) -> Iterator[int]:
+    """Numbers of neighbours, small to large, that fits to positions alone are tried with."""
+    k = FEWEST[degree]
+    while k <= min(most[degree], widest * FEWEST[degree]):
+        yield k
+        k = round(GROWTH * k)
+
+
+def _always_tried(most: dict[int, int], widest: float) -> list[Way]:
+    """The ways that _smallest_error tries whatever their errors are."""
+    alone = [Way(q, k, slopes=False) for q in FEWEST for k in islice(_neighbourhoods(q, most, widest), PATIENCE + 1)]
+    return alone + [Way(q, k, slopes=True) for q, k in WITH_NORMALS if k <= most[2]]
 
 
 def _smallest_error(error: Callable[[Way], float], most: dict[int, int], widest: float) -> Choice:
@@ -186,13 +210,14 @@ def _smallest_error(error: Callable[[Way], float], most: dict[int, int], widest:
     """
     best: Choice | None = None
     for degree, fewest in FEWEST.items():
-        k, worse, own = fewest, 0, None
-        while k <= min(most[degree], widest * fewest) and worse < 2:
+        worse, own = 0, None
+        for k in _neighbourhoods(degree, most, widest):
+            if worse == PATIENCE:
+                break
             way = Way(degree, k, slopes=False)
             tried = Choice(way, error(way), grown=k >= 2 * fewest)
             better = own is None or tried.error < own.error or own.error == torch.inf
             own, worse = (tried, 0) if better else (own, worse + 1)
-            k = round(GROWTH * k)
         if own is not None and (best is None or own.error < DEGREE_HELPS * best.error):
             best = own
     for degree, k in WITH_NORMALS:

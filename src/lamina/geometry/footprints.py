@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.fitting import Cloud, Way
-from lamina.geometry.jets import fit_jets, project
+from lamina.geometry.jets import fit_jets
 from lamina.geometry.neighbours import connected_pieces, k_nearest
 from lamina.geometry.normals import pca_normals
+from lamina.geometry.project import project
 from lamina.geometry.triangles import dot, unit
 from lamina.geometry.visibility import VIEWS, Gaussians, Seen, look, openness
 

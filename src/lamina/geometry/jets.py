@@ -1,4 +1,4 @@
-"""Jets: local polynomial height fits to samples of a surface, and closest points on them.
+"""Jets: local polynomial height fits to samples of a surface.
 
 Around a sample p with normal n and tangents t1, t2 the surface is the graph of a polynomial
 
@@ -7,7 +7,7 @@ Around a sample p with normal n and tangents t1, t2 the surface is the graph of 
 in coordinates around p divided by the neighbourhood radius r. Neighbours give heights, and their normals
 m, where used, slopes: dh/da = -m.t1 / m.n and dh/db = -m.t2 / m.n. Degree q is accurate to r^(q+1) in
 position and r^q in the normal. After Cazals and Pouget (2005), "Estimating differential quantities using
-polynomial fitting of osculating jets". Jets and feet have the gradients of the samples, neighbours held fixed.
+polynomial fitting of osculating jets". Jets have the gradients of the samples, neighbours held fixed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from lamina.device import by_kernel
 from lamina.geometry.neighbours import tangent_frames
-from lamina.geometry.polynomials import coefficient_count, derivatives, evaluator, height_derivatives, monomials
-from lamina.geometry.triangles import unit
-from lamina.linear.adjoint import first_order
+from lamina.geometry.polynomials import coefficient_count, derivatives, monomials
 
 MAX_ENTRIES = {"cpu": 2**18, "cuda": 2**25}  # of one chunk's design matrix
 SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully
 SMALLEST_PIVOT = 1e-11  # of the equilibrated Gram matrix; below, the samples do not determine the jet
 WILDEST = 1.5  # sum of |c_ij| over i + j >= 2: beyond, the height varies by more than the radius
 TRUST_NEIGHBOUR, TRUST = 8, 1.75  # how far from its sample a foot may lie: that many times that neighbour
-NEWTON_STEPS = 40
+WIDEST_BY_KERNEL = 256  # neighbours
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,11 @@ def fit_jets(
     than the radius, a lower degree is taken, down to a constant.
     """
     first = index[:, 0]
+    if centres is None and directions is None and _kernel_fits(points, normals, index):
+        from lamina.geometry.fit_kernel import fit
+
+        found = fit(points, normals, index, degree, slopes=slopes, left=False)
+        return Jets(degree, points[first], *(v.to(points.dtype) for v in found[:5]))
     centres = points[first] if centres is None else centres
     directions = normals[first] if directions is None else directions
     size = index.shape[1] * coefficient_count(degree)
@@ -126,6 +130,11 @@ def fit_and_predict(
 ) -> tuple[Jets, Tensor]:
     """Jets as fit_jets makes them, without gradients, and what their height (m,) over the samples would be if these
     were left out; infinite where no neighbour counts."""
+    if _kernel_fits(points, normals, index):
+        from lamina.geometry.fit_kernel import fit
+
+        *found, height = (v.to(points.dtype) for v in fit(points, normals, index, degree, slopes=slopes))
+        return Jets(degree, points[index[:, 0]], *found), height
     parts = []
     for near in index.split(max(1, MAX_ENTRIES[points.device.type] // (index.shape[1] * coefficient_count(degree)))):
         patch = _Patch.of(Surroundings.of(points, normals, near))
@@ -139,6 +148,26 @@ def fit_and_predict(
         torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True)
     )
     return Jets(degree, points[index[:, 0]], frame, coefficients, scale, reach, residual), height
+
+
+def _kernel_fits(points: Tensor, normals: Tensor, index: Tensor) -> bool:
+    """Whether jets are fitted by the kernel: it holds the neighbours index (m, k) of a sample all at once."""
+    return len(index) > 0 and index.shape[1] <= WIDEST_BY_KERNEL and by_kernel(points, normals)
+
+
+@torch.no_grad()
+def predict(points: Tensor, normals: Tensor, index: Tensor, degree: int, slopes: bool) -> tuple[Tensor, Tensor]:
+    """Height (m,) over the samples index[:, 0] of jets fitted to the others, and their scale (m,)."""
+    if _kernel_fits(points, normals, index):
+        from lamina.geometry.fit_kernel import fit
+
+        _, _, scale, _, _, height = fit(points, normals, index, degree, slopes=slopes, whole=False)
+        return height, scale
+    k = index.shape[1]
+    blocks = index.split(max(1, MAX_ENTRIES[index.device.type] // k))
+    parts = [Surroundings.of(points, normals, block).predict(k, degree, slopes) for block in blocks]
+    height, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+    return height, scale
 
 
 @dataclass(frozen=True)
@@ -278,102 +307,3 @@ def _solve_lower(lower: Tensor, right: Tensor) -> Tensor:
     # Two batched substitutions take a third of the time of torch.cholesky_solve on a GPU.
     half = torch.linalg.solve_triangular(lower, right, upper=False)
     return torch.linalg.solve_triangular(lower.transpose(1, 2), half, upper=True)
-
-
-def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Closest points (n, 3) to x (n, 3) on the jets index (n,), and unit normals (n, 3) there.
-
-    Newton's method for the minimum of |x - s(a, b)|^2 over the disc |(a, b)| <= reach, with the exact
-    derivatives of the polynomial, damped (Levenberg) where it does not come closer, and without the
-    curvature term where the Hessian is not positive definite.
-    """
-    points, normals = [x[:0]], [x[:0]]
-    rows = torch.arange(len(x), device=x.device)
-    for chunk in rows.split(MAX_ENTRIES[x.device.type] // coefficient_count(jets.degree)):
-        foot, normal = _project_chunk(jets, x[chunk], index[chunk])
-        points.append(foot)
-        normals.append(normal)
-    return torch.cat(points), torch.cat(normals)
-
-
-def _project_chunk(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    # index_select: plain indexing takes four times as long to launch.
-    centre, frame, scale = (v.index_select(0, index) for v in (jets.centres, jets.frames, jets.scale))
-    coefficients, reach = jets.coefficients.index_select(0, index).T.contiguous(), jets.reach.index_select(0, index)
-    target = (((x - centre) / scale[:, None])[:, None] @ frame.transpose(1, 2))[:, 0].T
-    with torch.no_grad():
-        ab, (h, ha, hb) = _nearest(target, coefficients, reach, jets.degree)
-    if torch.is_grad_enabled() and (target.requires_grad or coefficients.requires_grad):
-        ab = _attached(target, ab, coefficients, reach, jets.degree)
-        h, ha, hb, *_ = height_derivatives(coefficients, ab[0], ab[1], jets.degree)
-    foot = torch.stack([ab[0], ab[1], h], 1)[:, None] @ frame
-    normal = torch.stack([-ha, -hb, torch.ones_like(scale)], 1)[:, None] @ frame
-    return torch.addcmul(centre, foot[:, 0], scale[:, None]), unit(normal[:, 0])
-
-
-def _attached(target: Tensor, ab: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -> Tensor:
-    """Places (2, n) of minima, with the gradients of targets and coefficients; at the rim of the disc without.
-
-    There the gradient of the distance vanishes, and goes on doing so: a step of Newton's method follows it.
-    """
-    at = height_derivatives(coefficients, ab[0], ab[1], degree)
-    above = at[0] - target[2]
-    ga, gb = ab[0] - target[0] + above * at[1], ab[1] - target[1] + above * at[2]
-    with torch.no_grad():
-        Haa = 1 + at[1] * at[1] + above * at[3]
-        Hab = at[1] * at[2] + above * at[4]
-        Hbb = 1 + at[2] * at[2] + above * at[5]
-        determinant = Haa * Hbb - Hab * Hab
-        free = ((ab**2).sum(0).sqrt() < (1 - 1e-9) * reach) & (determinant > 1e-6)
-        determinant = torch.where(free, determinant, 1)
-    ga, gb = ga - ga.detach(), gb - gb.detach()
-    step = torch.stack([Hab * gb - Hbb * ga, Hab * ga - Haa * gb]) / determinant
-    return first_order(ab + torch.where(free, step, 0))
-
-
-def _nearest(target: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """Where (2, n) in their discs the graphs of polynomials are nearest to targets (3, n), and h, h_a, h_b (3, n)."""
-    heights = evaluator(coefficients, degree)
-    ab = _inside(target[:2], reach)
-    at = heights(ab[0], ab[1])
-    gap = _gap(target, ab, at)
-    damping = torch.zeros_like(reach)
-    tolerance, slack = torch.finfo(target.dtype).eps ** 0.5, 1 + 16 * torch.finfo(target.dtype).eps
-    for _ in range(NEWTON_STEPS):
-        new = _inside(ab + _newton_step(target, ab, at, damping), reach)
-        there = heights(new[0], new[1])
-        # Gaps are quadratic in the distance to the minimum: rounding must not refuse the last steps.
-        closer = _gap(target, new, there)
-        better = closer <= gap * slack
-        moved = ((new - ab) ** 2).sum(0).sqrt()
-        ab = torch.where(better, new, ab)
-        at = torch.where(better, there, at)
-        gap = torch.where(better, closer, gap)
-        damping = torch.where(better, damping / 8 * (damping > 0.1), 8 * damping + 0.5)
-        # An undamped Newton step of size e leaves an error of size e^2.
-        if bool((moved <= tolerance).all()):
-            break
-    return ab, at[:3]
-
-
-def _inside(ab: Tensor, reach: Tensor) -> Tensor:
-    """The nearest places (2, n) in the disc of radius reach (n,)."""
-    return ab * (reach / (ab**2).sum(0).sqrt().clamp_min(1e-30)).clamp(max=1)
-
-
-def _gap(target: Tensor, ab: Tensor, at: Tensor) -> Tensor:
-    return ((target[:2] - ab) ** 2).sum(0) + (target[2] - at[0]) ** 2
-
-
-def _newton_step(target: Tensor, ab: Tensor, at: Tensor, damping: Tensor) -> Tensor:
-    """Newton step (2, n) for |target - (a, b, h)|^2 / 2, with at = h, h_a, h_b, h_aa, h_ab, h_bb (6, n)."""
-    h, ha, hb, haa, hab, hbb = at
-    above = h - target[2]
-    ga = ab[0] - target[0] + above * ha
-    gb = ab[1] - target[1] + above * hb
-    Haa, Hab, Hbb = 1 + ha * ha + above * haa, ha * hb + above * hab, 1 + hb * hb + above * hbb
-    convex = (Haa > 0.05) & (Haa * Hbb - Hab * Hab > 0.05 * Haa)
-    Haa = torch.where(convex, Haa, 1 + ha * ha) + damping
-    Hab = torch.where(convex, Hab, ha * hb)
-    Hbb = torch.where(convex, Hbb, 1 + hb * hb) + damping
-    return torch.stack([Hab * gb - Hbb * ga, Hab * ga - Haa * gb]) / (Haa * Hbb - Hab * Hab)

@@ -119,10 +119,11 @@ def blocks_around(lattice: Lattice, points: Tensor, radius: float, level: int) -
     low = home.amin(0)
     shape = home.amax(0) - low + 1
     reach = math.ceil(radius / side)
-    step = torch.arange(-reach, reach + 1, device=points.device)
+    step = torch.arange(-reach, reach + 1)  # on the CPU: the table is small, and its length is looked at
     # A block that many blocks away, along each axis, has a node no nearer than the gap between the two.
     gap = (torch.cartesian_prod(step, step, step).abs() - 1).clamp_min(0)
     offset = torch.cartesian_prod(step, step, step)[(gap**2).sum(1) * side**2 <= (radius * (1 + 1e-9)) ** 2]
+    offset = offset.to(points.device)
     i, j, k = (home - low).unbind(1)
     used = torch.unique((i * shape[1] + j) * shape[2] + k)
     wide = shape + 2 * reach

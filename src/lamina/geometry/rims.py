@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.device import by_kernel
 from lamina.geometry.neighbours import BEYOND, LINK_TURN, cell_radii, rays, spacing_of, tangent_frames
 from lamina.geometry.triangles import dot
 
@@ -76,6 +77,10 @@ def _room(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor
     """
     ray = rays(points)
     last = min(NEAR, near.shape[1] - 1)
+    if len(near) and by_kernel(points, normals):
+        from lamina.geometry.rims_kernel import room
+
+        return room(points, normals, near, ray, last, LARGE)
     found = []
     for block in near.split(max(1, ENTRIES[points.device.type] // (len(ray) * near.shape[1]))):
         own, others = block[:, 0], block[:, 1:]

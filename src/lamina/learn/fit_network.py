@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina.device import by_kernel
 from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot, unit
 
@@ -122,6 +123,11 @@ class FitNetwork(nn.Module):
         self.verdict = nn.Sequential(nn.Linear(2 * width + OWN, width), nn.SiLU(), nn.Linear(width, 2))
 
     def forward(self, near: Neighbourhoods) -> Fits:
+        if len(near.points) and by_kernel(near.points, near.normals, *self.parameters()):
+            from lamina.learn import fit_network_kernel
+
+            if fit_network_kernel.fits_there(self, near):
+                return fit_network_kernel.forward(self, near)
         dtype, live = next(self.parameters()).dtype, torch.is_grad_enabled()
         # In place where nothing is differentiated: fresh memory for all that is hidden would take most of the time.
         silu = partial(nn.functional.silu, inplace=not live)

@@ -151,26 +151,12 @@ class NeuralCloud(PointCloud):
                 phi, normals = self._live_blend(points, index)
                 points = points - phi[:, None] * normals
         else:
-            points, normals = self._to_blend(points, index, THERE * spacing)
+            points, normals = self._blend.vanishing(points, index, THERE * spacing, STEPS)
         # Without a sample near it is a place where jets meet that were fitted to something else.
         away = points.detach() - cloud.points[index]
         lost = dot(away, away) > (FARTHEST * spacing) ** 2
         beyond = lost if feet.beyond is None else lost | feet.beyond
         return replace(feet, points=points, normals=normals, beyond=beyond)
-
-    def _to_blend(self, points: Tensor, index: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Points (n, 3), whose nearest samples are index (n,), moved to where the blend vanishes, and normals there;
-        those nearer to it than there (n,) once more and then no more."""
-        phi, normals = self._blend(points, index)
-        points = points - phi[:, None] * normals
-        rows = (phi.abs() > there).nonzero()[:, 0]
-        for _ in range(STEPS - 1):
-            if not len(rows):
-                break
-            phi, normals[rows] = self._blend(points[rows], index[rows])
-            points[rows] -= phi[:, None] * normals[rows]
-            rows = rows[phi.abs() > there[rows]]
-        return points, normals
 
 
 def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Tensor]:

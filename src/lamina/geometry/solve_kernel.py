@@ -1,0 +1,42 @@
+"""What several Triton kernels share: small symmetric systems, and frames around normals."""
+
+from __future__ import annotations
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+
+@triton.jit
+def solve_symmetric(A, right, count, SIZE: tl.constexpr):
+    """Solution (SIZE,) of the leading count equations of A (SIZE, SIZE) x = right (SIZE,), zero beyond them, and the
+    smallest pivot; A is symmetric and positive definite, and made to have a diagonal of ones first."""
+    p = tl.arange(0, SIZE)
+    i, j = p[:, None], p[None, :]
+    A = tl.where((i < count) & (j < count), A, tl.where(i == j, 1.0, 0.0).to(A.dtype))
+    diagonal = tl.sum(tl.where(i == j, A, 0), 1)
+    balance = 1 / tl.sqrt(tl.where(diagonal > 0, diagonal, 1.0))
+    A = A * balance[:, None] * balance[None, :]
+    x = tl.where(p < count, right, 0) * balance
+    least = tl.max(balance * 0) + 1
+    for q in range(count):
+        row = tl.sum(tl.where(i == q, A, 0), 0)  # and column: what is left of A stays symmetric
+        pivot, value = tl.sum(tl.where(p == q, row, 0)), tl.sum(tl.where(p == q, x, 0))
+        least = tl.where(pivot < least, pivot, tl.where(pivot == pivot, least, pivot))  # a NaN stays one
+        factor = tl.where(p > q, row, 0) / pivot
+        A -= factor[:, None] * row[None, :]
+        x -= factor * value
+    for back in range(count):
+        q = count - 1 - back
+        row = tl.sum(tl.where(i == q, A, 0), 0)
+        rest = tl.sum(tl.where(p == q, x, 0)) - tl.sum(tl.where(p > q, row * x, 0))
+        x = tl.where(p == q, rest / tl.sum(tl.where(p == q, row, 0)), x)
+    return x * balance, least
+
+
+@triton.jit
+def frame_around(x, y, z):
+    """Unit vectors t1, t2 that make a frame with a unit vector, as `neighbours.tangent_frames`."""
+    sign = tl.where(z >= 0, 1.0, -1.0).to(z.dtype)
+    a = -1 / (sign + z)
+    b = x * y * a
+    return 1 + sign * x * x * a, sign * b, -sign * x, b, sign + y * y * a, -y
