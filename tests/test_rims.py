@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lamina
+from lamina.geometry.triangles import unit
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.rim import Rim
 from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
@@ -134,6 +135,33 @@ def test_the_rim_of_a_hemisphere_is_a_unit_circle_that_looks_down(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_half_a_sphere_has_half_its_area(form):
     assert domain_of(form, 0.1).quadrature.area == pytest.approx(2 * math.pi, rel=2e-3 if form == "mesh" else 2e-6)
+
+
+def saddle_disc(count: int, seed: int, on_rim: bool):
+    """Random samples of z = 0.3 (x^2 - y^2) over the unit disc, with normals; on_rim: with a row of them on its rim."""
+    g = torch.Generator().manual_seed(seed)
+    r, a = torch.rand(count, generator=g).double().sqrt(), 2 * math.pi * torch.rand(count, generator=g).double()
+    if on_rim:
+        spacing = (math.pi / count) ** 0.5
+        rim = torch.arange(0, 2 * math.pi - spacing / 2, spacing).double()
+        inside = r < 1 - 0.6 * spacing
+        r, a = torch.cat([r[inside], torch.ones_like(rim)]), torch.cat([a[inside], rim])
+    x, y = r * a.cos(), r * a.sin()
+    points = torch.stack([x, y, 0.3 * (x * x - y * y)], 1)
+    return points, unit(torch.stack([-0.6 * x, 0.6 * y, torch.ones_like(x)], 1))
+
+
+@pytest.mark.parametrize(("on_rim", "spacings"), [(True, 0.03), (False, 0.15)])
+@pytest.mark.parametrize("extension", ["jet", "neural"])
+def test_a_sampled_surface_ends_where_its_samples_say(extension, on_rim, spacings):
+    """The area is right but for a strip along the rim narrower than that many distances between samples."""
+    count = 4000
+    r = (torch.arange(1000).double() + 0.5) / 1000
+    exact = float((2 * math.pi * r * (1 + 0.36 * r**2).sqrt()).mean())  # |grad z|^2 = 0.36 r^2
+    cloud = lamina.PointCloud(*saddle_disc(count, 0, on_rim))
+    domain = lamina.Domain(cloud, 0.05, scheme="trace", extension=extension, show_progress=False)
+    strip = (domain.quadrature.area - exact) / (2 * math.pi)
+    assert abs(strip) < spacings * (exact / count) ** 0.5
 
 
 def test_a_closed_surface_has_no_rim():

@@ -3,7 +3,8 @@
 A sample lies on a rim when a large empty disc touches it in its tangent plane: the rim of the alpha shape of the
 samples (Edelsbrunner, Kirkpatrick and Seidel 1983, "On the shape of a set of points in the plane"). Random samples
 leave discs of twice the spacing empty now and then, of three times never: so a rim needs the larger ones somewhere,
-and goes on along the smaller ones. The surface ends a third of a spacing beyond the samples on its rims.
+and goes on along the smaller ones. Where it runs, a parabola through the samples on it tells, and how far they are
+scattered about that: samples that were put on the rim are not, and the surface ends there.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ import torch
 from torch import Tensor
 
 from lamina.device import by_kernel
-from lamina.geometry.neighbours import BEYOND, LINK_TURN, cell_radii, rays, spacing_of, tangent_frames
+from lamina.geometry.neighbours import BEYOND, LINK_TURN, cell_radii, k_nearest, rays, spacing_of, tangent_frames
 from lamina.geometry.triangles import dot
 
 NEIGHBOURS, MORE_NEIGHBOURS = 32, 128  # among which empty discs are looked for, and then surely found
 NEAR = 12  # the distance of this neighbour is about two spacings, the radius of discs that may be empty by chance
 ENTRIES = {"cpu": 2**19, "cuda": 2**25}  # of what is made on the way
 LARGE = 1.5  # times as large, they are not
+ALONG, REACH = 12, 5.0  # samples on a rim that show where it runs, at most that many spacings away
+REGULAR = 0.02  # deviation of the distances of nearest samples, over their mean, on a lattice
+ALIKE = 0.5  # cosine between the directions, and the normals, of samples on the same side of a surface
+DEPTH = 1.5  # how deep in the surface, over their deviation, the outermost of random samples are in the mean
+MOST = 0.7  # spacings that a surface may go on beyond a sample on its rim
+RIDGE = 1e-3  # settles what few samples do not say
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,47 @@ def find_rims(points: Tensor, normals: Tensor, neighbours: Callable[[Tensor, int
     rows = rows[on_rim]
     tangents = tangent_frames(normals[rows])[:, :2]
     outward[rows] = ((mean / size.clamp_min(1e-30)[:, None])[on_rim, None] @ tangents)[:, 0]
-    limit[rows] = BEYOND * spacing_of(reach, min(NEAR, near.shape[1] - 1), roomy)[on_rim, 0]
+    spacing = spacing_of(reach, min(NEAR, near.shape[1] - 1), roomy)[on_rim, 0]
+    limit[rows] = BEYOND * spacing
+    if len(rows) >= ALONG and not _regular(points, near[on_rim, : NEAR + 1], neighbours):
+        outward[rows], limit[rows] = _aligned(points[rows], normals[rows], outward[rows], spacing)
     return Rims(outward, limit)
+
+
+def _regular(points: Tensor, near: Tensor, neighbours: Callable[[Tensor, int], Tensor]) -> bool:
+    """Whether samples (m, 3) are on a lattice around most of the samples near[:, 0], with neighbours near (r, k): all
+    their nearest are at one distance. Then each stands for a cell, which goes on beyond it."""
+    around, place = torch.unique(near, return_inverse=True)
+    offset = points[neighbours(around, 2)[:, 1]] - points[around]
+    distance = dot(offset, offset).sqrt()[place]
+    return float((distance.std(1) / distance.mean(1)).median()) < REGULAR
+
+
+def _aligned(points: Tensor, normals: Tensor, outward: Tensor, spacing: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions (r, 3) that lead off the surface at samples (r, 3) on its rims, and how far it goes on in them (r,).
+
+    outward (r, 3): directions to begin with. In each sample's tangent plane a parabola is laid through those on the rim
+    nearby. Samples put on the rim lie on it. If they were put anywhere, the outermost are some way inside, and how much
+    they are scattered about the parabola tells how far.
+    """
+    near, _ = k_nearest(points, ALONG)
+    offset = (points[near] - points[:, None]) / (REACH * spacing)[:, None, None]
+    along = torch.linalg.cross(normals, outward)
+    s, y = dot(offset, along[:, None]), dot(offset, outward[:, None])
+    alike = (dot(outward[near], outward[:, None]) > ALIKE) & (dot(normals[near], normals[:, None]) > ALIKE)
+    weight = (alike & (dot(offset, offset) < 1)).to(points.dtype)
+    columns = torch.stack([torch.ones_like(s), s, s * s], -1)
+    gram = columns.transpose(1, 2) @ (weight[..., None] * columns)
+    right = columns.transpose(1, 2) @ (weight * y)[..., None]
+    middle, slope, bend = torch.linalg.solve(gram + RIDGE * torch.eye(3).to(gram), right)[..., 0].unbind(1)
+    scatter = y - middle[:, None] - slope[:, None] * s - bend[:, None] * s * s
+    free = weight.sum(1) - 3
+    deviation = ((weight * scatter**2).sum(1) / free.clamp_min(1)).sqrt()
+    level = (1 + slope**2).rsqrt()
+    turned = (outward - slope[:, None] * along) * level[:, None]
+    room = (REACH * level * (middle + DEPTH * deviation)).clamp(0, MOST)
+    few = free < 2
+    return torch.where(few[:, None], outward, turned), torch.where(few, BEYOND, room) * spacing
 
 
 def _room(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -136,7 +136,7 @@ def _missed(surface: Surface, cut: CutSurface) -> tuple[float, float, bool]:
     part, component = cut.elements.component[cut.host[element[found]]], feet.component[found]
     pairs, count = torch.stack([part, component], 1).unique(dim=0, return_counts=True)
     most = count.new_zeros(surface.component_count).scatter_reduce_(0, pairs[:, 1], count, "amax")
-    parted = 1 - float(most.sum()) / max(1, len(part))
+    parted = 0.0 if cut.locator.seams else 1 - float(most.sum()) / max(1, len(part))  # seams are meant to part it
     return float((~found).double().mean()), parted, len(pairs) > len(torch.unique(pairs[:, 0]))
 
 
