@@ -17,7 +17,7 @@ from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, unit
-from lamina.linear.graph import components
+from lamina.linear.graph import components, first_of_each
 from lamina.quadrature import TRIANGLE_RULE, Quadrature
 from lamina.schemes.cutsurface import CutSurface, mean_normals
 from lamina.schemes.rim import Curved
@@ -28,7 +28,7 @@ from lamina.surfaces.base import ClosestPoints, Surface
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
-PARTED = 1e-3  # share of the samples cut off from the rest of their component; fewer are on scraps
+PARTED = 2e-3  # share of the samples on a part that came off its component; scraps have fewer
 ROUGHER = 0.03  # of the area: what a finer lattice adds to a rough surface, joining its parts by chance
 OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
 FINEST = 0.4  # of the distance between samples: pieces need not be smaller
@@ -126,8 +126,8 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
 
 
 def _missed(surface: Surface, cut: CutSurface) -> tuple[float, float, bool]:
-    """Share of the surface's samples with no piece in the cells around them that faces their way, and share of those
-    on other parts than most of their component; and whether the pieces join components of the surface."""
+    """Share of the surface's samples with no piece in the cells around them that faces their way, and of those on the
+    largest part that came off its component; and whether the pieces join components of the surface."""
     assert isinstance(cut.locator, CellLocator)
     feet = surface.own_feet()
     element = cut.locator.near((feet.points - cut.lattice.origin) / cut.spacing, feet)
@@ -135,8 +135,9 @@ def _missed(surface: Surface, cut: CutSurface) -> tuple[float, float, bool]:
     found = (element >= 0) & facing
     part, component = cut.elements.component[cut.host[element[found]]], feet.component[found]
     pairs, count = torch.stack([part, component], 1).unique(dim=0, return_counts=True)
-    most = count.new_zeros(surface.component_count).scatter_reduce_(0, pairs[:, 1], count, "amax")
-    parted = 0.0 if cut.locator.seams else 1 - float(most.sum()) / max(1, len(part))  # seams are meant to part it
+    pairs, count = pairs[order := count.argsort(descending=True)], count[order]
+    count[first_of_each(pairs[:, 1], surface.component_count)] = 0
+    parted = 0.0 if cut.locator.seams else float(count.amax()) / len(feet.points)  # seams are meant to part it
     return float((~found).double().mean()), parted, len(pairs) > len(torch.unique(pairs[:, 0]))
 
 
