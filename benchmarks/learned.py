@@ -59,7 +59,16 @@ MESHES = {
     "bunny": "meshes/bunny",
     "hand": "meshes/hand",
     "fandisk": "meshes/fandisk",
+    "eight": "meshes/eight",
+    "wingnut": "meshes/wingnut",
+    "knot": "meshes/knot",
+    "skull": "meshes/skull",
+    "bumpy torus": "meshes/bumpy_torus_cpm",
+    "three holes": "meshes/threeholes",
+    "fish": "meshes/fish",
+    "camel head": "meshes/camelhead_open",
 }
+OTHERS = ("eight", "wingnut", "knot", "skull", "bumpy torus", "three holes")
 REAL = {
     "bunny scan": ("pointclouds/bunny_open3d.ply", "meshes/bunny_scan_holes.ply", False),
     "chair": ("pointclouds/chair_normals.ply", "furniture/chair_C_broken.ply", False),
@@ -145,6 +154,9 @@ CASES: dict[str, tuple[tuple[str, ...], float, Callable[..., tuple[torch.Tensor,
     "outliers, no normals": (("sphere", "spot", "max planck", "bunny"), 0.04, bare_outliers),
     "flipped": (("sphere", "spot", "max planck", "bunny"), 0.04, flipped),
     "thin and sharp": (("hand", "fandisk"), 0.02, clean),
+    "other shapes": ((*OTHERS, "fish", "camel head"), 0.04, clean),
+    "other shapes, noise": (OTHERS, 0.04, noise),
+    "other shapes, flipped": (OTHERS, 0.04, flipped),
 }
 FIXED = (Way(2, 24, False), Way(4, 48, False), Way(6, 24, True), Way(2, 200, False))
 
