@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lamina.device import by_kernel
 from lamina.geometry.bins import nearest_by_bins
 from lamina.geometry.blend import Blend
 from lamina.geometry.jets import Jets, fit_and_predict, fit_jets, predict
@@ -15,6 +16,12 @@ from lamina.learn.fit_network import Neighbourhoods
 
 pytestmark = pytest.mark.gpu
 WAYS = ((2, 12, False), (4, 32, False), (6, 56, False), (6, 130, False), (6, 12, False), (2, 12, True), (6, 24, True))
+
+
+@pytest.fixture(autouse=True)
+def kernels_run():
+    """Otherwise torch would be compared with torch."""
+    assert by_kernel(torch.zeros(1, device="cuda"))
 
 
 def bumpy_box(count: int = 3000, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,12 +140,16 @@ def test_room_beside_samples(k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("k", [64, 256])
 def test_network_of_fits(k, dtype):
+    from lamina.learn.fit_network_kernel import fits_there
+
     points, normals = bumpy_box(dtype=dtype)
     near = k_nearest(points, k)[0]
     with torch.no_grad():
         network = shipped_fit_network().cpu()
         expected = network(Neighbourhoods.of(points, normals, near))
-        found = network.cuda()(Neighbourhoods.of(points.cuda(), normals.cuda(), near.cuda()))
+        there = Neighbourhoods.of(points.cuda(), normals.cuda(), near.cuda())
+        assert fits_there(network.cuda(), there)
+        found = network(there)
         network.cpu()
     for name, bound in (("share", 1e-3), ("log_error", 1e-3), ("vote", 1e-4), ("off", 1e-2)):
         assert (getattr(found, name).cpu() - getattr(expected, name)).abs().max() < bound

@@ -164,6 +164,20 @@ def test_a_sampled_surface_ends_where_its_samples_say(extension, on_rim, spacing
     assert abs(strip) < spacings * (exact / count) ** 0.5
 
 
+def test_the_rim_of_one_sheet_does_not_move_that_of_another():
+    """Two discs of radii 1 and 0.93 above each other, four spacings apart, with samples on their rims."""
+    points, normals = saddle_disc(3000, 0, on_rim=True)
+    points[:, 2], normals[:] = 0, torch.tensor([0.0, 0, 1])
+    spacing = (math.pi / 3000) ** 0.5
+    above = 0.93 * points + torch.tensor([0, 0, 4 * spacing])
+    both = lamina.PointCloud(torch.cat([points, above]), torch.cat([normals, normals]))
+    radius = torch.where(both.fit.cloud.points[:, 2] > spacing, 0.93, 1.0)
+    on_rim = torch.isfinite(both.rims.limit)
+    assert int(on_rim.sum()) > 2 * 150
+    ends = both.fit.cloud.points[:, :2].norm(dim=1) + both.rims.limit
+    assert float((ends - radius)[on_rim].abs().mean()) < 0.05 * spacing
+
+
 def test_a_closed_surface_has_no_rim():
     assert sphere(0.2).rim is None
     assert lamina.Domain(lamina.Mesh(*icosphere(2)), 0.3).rim is None

@@ -375,6 +375,17 @@ def test_a_neck_thinner_than_a_cell_holds_its_ends_together():
     assert domain.quadrature.area == pytest.approx(float(surface.areas.sum()), rel=0.01)
 
 
+def test_a_component_smaller_than_a_cell_is_looked_for_on_finer_lattices():
+    ball = lamina.Sphere().sample(4000, 0).points
+    speck = lamina.Sphere().sample(60, 1).points
+    points = torch.cat([ball, 0.02 * speck + torch.tensor([1.6, 0.013, 0.017])])
+    cloud = lamina.PointCloud(points, torch.cat([ball, speck]))
+    assert cloud.component_count == 2
+    domain = lamina.Domain(cloud, 0.15, scheme="trace", extension="jet", show_progress=False)
+    assert isinstance(domain.scheme, Trace)
+    assert domain.quadrature.area == pytest.approx(4 * math.pi, rel=0.01)
+
+
 def test_parts_too_thin_for_closest_points_are_refused_in_words():
     with pytest.raises(lamina.InputError, match="too thin for them; use a smaller spacing"):
         lamina.Domain(lamina.Ellipsoid(1, 1, 0.01), 0.05, scheme="trace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 
 import torch
@@ -23,7 +24,7 @@ def by_kernel(*tensors: Tensor) -> bool:
     on CUDA with Triton there, and where nothing is differentiated or transformed."""
     live = torch.is_grad_enabled()
     return (
-        all(v.is_cuda and not (live and v.requires_grad) for v in tensors)
+        all(v.is_cuda and v.device == tensors[0].device and not (live and v.requires_grad) for v in tensors)
         and all(v.dtype in (torch.float32, torch.float64) for v in tensors)
         and _kernels_run()
         and torch._C._functorch.maybe_current_level() is None  # pyright: ignore[reportAttributeAccessIssue]
@@ -37,5 +38,6 @@ def _kernels_run() -> bool:
         from lamina.trial_kernel import runs
 
         return runs()
-    except Exception:  # of many kinds, Triton's own among them; the torch code does the same without it
+    except Exception as reason:  # of many kinds, Triton's own among them; the torch code does the same without it
+        warnings.warn(f"Triton's kernels do not run here, and point clouds take longer: {reason}", stacklevel=2)
         return False

@@ -29,7 +29,7 @@ def nearest_by_bins(points: Tensor, x: Tensor, k: int, within: float = math.inf)
 
     Those farther away than `within` need not be found; their distance is then infinite.
     """
-    if len(x) and by_kernel(points, x):
+    if len(x) and points.dtype == x.dtype and by_kernel(points, x):
         from lamina.geometry.nearest_kernel import MOST, MOST_OF_ONE, WIDEST
 
         if k <= WIDEST and len(points) * len(x) <= (MOST_OF_ONE if k == 1 else MOST):

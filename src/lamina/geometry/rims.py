@@ -23,7 +23,8 @@ NEIGHBOURS, MORE_NEIGHBOURS = 32, 128  # among which empty discs are looked for,
 NEAR = 12  # the distance of this neighbour is about two spacings, the radius of discs that may be empty by chance
 ENTRIES = {"cpu": 2**19, "cuda": 2**25}  # of what is made on the way
 LARGE = 1.5  # times as large, they are not
-ALONG, REACH = 12, 5.0  # samples on a rim that show where it runs, at most that many spacings away
+FEWEST, ALONG = 12, 24  # samples on rims without which nothing is told of them, and that are looked at around each
+REACH, SHEET = 5.0, 0.3  # spacings over which a rim is followed, and part of that which another sheet is away at least
 REGULAR = 0.02  # deviation of the distances of nearest samples, over their mean, on a lattice
 ALIKE = 0.5  # cosine between the directions, and the normals, of samples on the same side of a surface
 DEPTH = 1.5  # how deep in the surface, over their deviation, the outermost of random samples are in the mean
@@ -73,7 +74,7 @@ def find_rims(points: Tensor, normals: Tensor, neighbours: Callable[[Tensor, int
     outward[rows] = ((mean / size.clamp_min(1e-30)[:, None])[on_rim, None] @ tangents)[:, 0]
     spacing = spacing_of(reach, min(NEAR, near.shape[1] - 1), roomy)[on_rim, 0]
     limit[rows] = BEYOND * spacing
-    if len(rows) >= ALONG and not _regular(points, near[on_rim, : NEAR + 1], neighbours):
+    if len(rows) >= FEWEST and not _regular(points, near[on_rim, : NEAR + 1], neighbours):
         outward[rows], limit[rows] = _aligned(points[rows], normals[rows], outward[rows], spacing)
     return Rims(outward, limit)
 
@@ -84,7 +85,7 @@ def _regular(points: Tensor, near: Tensor, neighbours: Callable[[Tensor, int], T
     around, place = torch.unique(near, return_inverse=True)
     offset = points[neighbours(around, 2)[:, 1]] - points[around]
     distance = dot(offset, offset).sqrt()[place]
-    return float((distance.std(1) / distance.mean(1)).median()) < REGULAR
+    return float((distance.std(1) / distance.mean(1)).nanmedian()) < REGULAR
 
 
 def _aligned(points: Tensor, normals: Tensor, outward: Tensor, spacing: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,12 +95,13 @@ def _aligned(points: Tensor, normals: Tensor, outward: Tensor, spacing: Tensor) 
     nearby. Samples put on the rim lie on it. If they were put anywhere, the outermost are some way inside, and how much
     they are scattered about the parabola tells how far.
     """
-    near, _ = k_nearest(points, ALONG)
+    near, _ = k_nearest(points, min(ALONG, len(points)))
     offset = (points[near] - points[:, None]) / (REACH * spacing)[:, None, None]
     along = torch.linalg.cross(normals, outward)
     s, y = dot(offset, along[:, None]), dot(offset, outward[:, None])
     alike = (dot(outward[near], outward[:, None]) > ALIKE) & (dot(normals[near], normals[:, None]) > ALIKE)
-    weight = (alike & (dot(offset, offset) < 1)).to(points.dtype)
+    alike &= (dot(offset, offset) < 1) & (dot(offset, normals[:, None]).abs() < SHEET)
+    weight = alike.to(points.dtype)
     columns = torch.stack([torch.ones_like(s), s, s * s], -1)
     gram = columns.transpose(1, 2) @ (weight[..., None] * columns)
     right = columns.transpose(1, 2) @ (weight * y)[..., None]

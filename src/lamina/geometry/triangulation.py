@@ -67,13 +67,13 @@ def _sky(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
 
     Flat ones take up nothing of the sky, or, seen from a corner between the others, by mistake the half of it. On a
     face of the surface it would be the same to have them inside or outside, but they go on over its notches, where
-    only outside will do: inside they cost more than their triangles can save.
+    only outside will do: inside they cost more than their triangles usually save.
     """
     edges = corner[:, 1:] - corner[:, :1]
     solid = torch.linalg.det(edges).abs() > FLAT * edges.abs().amax((1, 2)) ** 3
-    up = dot(unit(normal.sum(1))[:, None], normal).amin(1) > FACES
-    across = dot(unit(edges), normal[:, :1]).abs().amax(1) < ASKEW
-    inside = torch.where(~solid & up & across, 4 * LOOSE, 0.0)
+    mean = unit(normal.sum(1))[:, None]
+    on_face = (dot(mean, normal).amin(1) > FACES) & (dot(unit(edges), mean).abs().amax(1) < ASKEW)
+    inside = 4 * LOOSE * (~solid & on_face).to(corner.dtype)
     outside = torch.zeros_like(inside)
     for k, others in enumerate(OPPOSITE):
         edge = corner[:, others] - corner[:, k, None]

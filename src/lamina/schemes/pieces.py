@@ -136,8 +136,10 @@ def _missed(surface: Surface, cut: CutSurface) -> tuple[float, float, bool]:
     part, component = cut.elements.component[cut.host[element[found]]], feet.component[found]
     pairs, count = torch.stack([part, component], 1).unique(dim=0, return_counts=True)
     pairs, count = pairs[order := count.argsort(descending=True)], count[order]
-    count[first_of_each(pairs[:, 1], surface.component_count)] = 0
-    parted = 0.0 if cut.locator.seams else float(count.amax()) / len(feet.points)  # seams are meant to part it
+    largest = first_of_each(pairs[:, 1], surface.component_count)
+    count[largest[largest < len(count)]] = 0  # of those that were found at all
+    meant = bool(cut.locator.seams)  # to come apart
+    parted = 0.0 if meant or not len(count) else float(count.amax()) / len(feet.points)
     return float((~found).double().mean()), parted, len(pairs) > len(torch.unique(pairs[:, 0]))
 
 
