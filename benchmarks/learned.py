@@ -450,7 +450,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--cases", nargs="+", choices=CASES, help="of part damaged; all")
     options.add_argument("--shapes", nargs="+", choices=("sphere", *MESHES), help="of part damaged; all")
-    options.add_argument("--extensions", nargs="+", default=["neural", "jet"], help="of parts damaged and paper")
+    options.add_argument("--extensions", nargs="*", default=["neural", "jet"], help="of damaged and paper")
     options.add_argument("--scheme", default="auto", help="of part damaged")
     options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
     options.add_argument("--seconds", type=float, default=math.inf, help="after which a case gets no further seeds")
