@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lamina.geometry import blend as reference
 from lamina.geometry.polynomial_kernel import height_slopes
+from lamina.geometry.vector_kernel import load_vector, store_vector
 
 BACK, EDGE = tl.constexpr(reference.BACK), tl.constexpr(reference.EDGE)
 APART, FAINT = tl.constexpr(reference.APART), tl.constexpr(reference.FAINT)
@@ -51,7 +52,7 @@ def _blended(
     column = tl.arange(0, WIDTH)
     valid = inside[:, None] & (column < J)[None, :]
     near = tl.load(NEAR + own[:, None] * stride + column[None, :], valid, 0)
-    x, y, z = _vector(X, row, inside)
+    x, y, z = load_vector(X, row, inside)
     phi, nx, ny, nz = x * 0, x * 0, x * 0, x * 0
     going = inside
     step, looking = 0, True
@@ -70,8 +71,8 @@ def _blended(
             going = going & (tl.abs(phi) > tl.load(THERE + row, inside, 0))
         looking = (step < steps) & (tl.max(going.to(tl.int32)) > 0)
     tl.store(PHI + row, phi, inside)
-    _store(OUT, row, inside, nx, ny, nz)
-    _store(MOVED, row, inside, x, y, z)
+    store_vector(OUT, row, inside, nx, ny, nz)
+    store_vector(MOVED, row, inside, x, y, z)
 
 
 @triton.jit
@@ -80,7 +81,7 @@ def _at(
     COUNT: tl.constexpr, DEGREE: tl.constexpr, SHARP: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
     """phi and normals (n,) at x, y, z (n,)."""
-    px, py, pz = _vector(POINTS, near, valid)
+    px, py, pz = load_vector(POINTS, near, valid)
     px, py, pz = px - x[:, None], py - y[:, None], pz - z[:, None]
     square = tl.where(valid, px * px + py * py + pz * pz, float("inf"))
     least = tl.min(square, 1)
@@ -89,11 +90,11 @@ def _at(
     counted = weight > 0
     # Signed distances g to the jets, and normals.
     scale, reach = tl.load(SCALE + near, counted, 1), tl.load(REACH + near, counted, 1)
-    cx, cy, cz = _vector(CENTRES, near, counted)
+    cx, cy, cz = load_vector(CENTRES, near, counted)
     cx, cy, cz = (x[:, None] - cx) / scale, (y[:, None] - cy) / scale, (z[:, None] - cz) / scale
-    ux, uy, uz = _vector(FRAMES, 3 * near, counted)
-    vx, vy, vz = _vector(FRAMES, 3 * near + 1, counted)
-    nx, ny, nz = _vector(FRAMES, 3 * near + 2, counted)
+    ux, uy, uz = load_vector(FRAMES, 3 * near, counted)
+    vx, vy, vz = load_vector(FRAMES, 3 * near + 1, counted)
+    nx, ny, nz = load_vector(FRAMES, 3 * near + 2, counted)
     a, b, c = ux * cx + uy * cy + uz * cz, vx * cx + vy * cy + vz * cz, nx * cx + ny * cy + nz * cz
     size = tl.sqrt(a * a + b * b)
     hold = tl.where(size > reach, reach / size, 1)
@@ -106,7 +107,7 @@ def _at(
         phi, mx, my, mz = _sharp(column, weight, g, nx, ny, nz, px, py, pz, support, TINY)
     else:
         # The sheet that x is nearest to is that of most weight, whatever a single sample says.
-        lx, ly, lz = _vector(NORMALS, near, valid)
+        lx, ly, lz = load_vector(NORMALS, near, valid)
         ax, ay, az = _unit(tl.sum(weight * lx, 1), tl.sum(weight * ly, 1), tl.sum(weight * lz, 1), TINY)
         facing = lx * ax[:, None] + ly * ay[:, None] + lz * az[:, None] > BACK
         phi, mx, my, mz = _mean(tl.where(facing, weight, 0), g, nx, ny, nz, TINY)
@@ -159,15 +160,3 @@ def _unit(x, y, z, TINY: tl.constexpr):
 @triton.jit
 def _pick(which, values):
     return tl.sum(tl.where(which, values, 0), 1)
-
-
-@triton.jit
-def _vector(V, i, counted):
-    return tl.load(V + 3 * i, counted, 0), tl.load(V + 3 * i + 1, counted, 0), tl.load(V + 3 * i + 2, counted, 0)
-
-
-@triton.jit
-def _store(V, i, counted, x, y, z):
-    tl.store(V + 3 * i, x, counted)
-    tl.store(V + 3 * i + 1, y, counted)
-    tl.store(V + 3 * i + 2, z, counted)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lamina.geometry import jets
 from lamina.geometry.polynomials import coefficient_count
-from lamina.geometry.solve_kernel import frame_around, solve_symmetric
+from lamina.geometry.solve_kernel import solve_symmetric
+from lamina.geometry.vector_kernel import frame_around, load_double
 
 SHEET_OFF, SHEET_ON = tl.constexpr(jets.SHEET_OFF), tl.constexpr(jets.SHEET_ON)
 SMALLEST_PIVOT, WILDEST = tl.constexpr(jets.SMALLEST_PIVOT), tl.constexpr(jets.WILDEST)
@@ -43,21 +44,21 @@ def _fit(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     own = tl.load(INDEX + row * stride)
-    nx, ny, nz = _vector(NORMALS, own)
+    nx, ny, nz = load_double(NORMALS, own)
     ux, uy, uz, vx, vy, vz = frame_around(nx, ny, nz)
-    px, py, pz = _vector(POINTS, own)
+    px, py, pz = load_double(POINTS, own)
     # All neighbours as jets see them.
     place = tl.arange(0, PLACES)
     there = place < k
     near = tl.load(INDEX + row * stride + place, there, 0)
-    x, y, z = _vector(POINTS, near)
+    x, y, z = load_double(POINTS, near)
     x, y, z = x - px, y - py, z - pz
     square = tl.where(there, x * x + y * y + z * z, 0)
     widest = tl.maximum(tl.max(square), 1e-300)
     scale = tl.sqrt(widest)
     a, b, h = ux * x + uy * y + uz * z, vx * x + vy * y + vz * z, nx * x + ny * y + nz * z
     a, b, h = a / scale, b / scale, h / scale
-    x, y, z = _vector(NORMALS, near)
+    x, y, z = load_double(NORMALS, near)
     ahead = nx * x + ny * y + nz * z
     inner = tl.maximum(1 - square / widest, 0)
     facing = tl.minimum(tl.maximum((ahead - SHEET_OFF) / (SHEET_ON - SHEET_OFF), 0), 1)
@@ -98,15 +99,6 @@ def _fit(
             _store_vector(FRAMES, 3 * row, ux, uy, uz)
             _store_vector(FRAMES, 3 * row + 1, vx, vy, vz)
             _store_vector(FRAMES, 3 * row + 2, nx, ny, nz)
-
-
-@triton.jit
-def _vector(V, i):
-    return (
-        tl.load(V + 3 * i).to(tl.float64),
-        tl.load(V + 3 * i + 1).to(tl.float64),
-        tl.load(V + 3 * i + 2).to(tl.float64),
-    )
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from torch import Tensor
 from lamina.geometry.jets import Jets
 from lamina.geometry.polynomial_kernel import height_derivatives
 from lamina.geometry.project import NEWTON_STEPS
+from lamina.geometry.vector_kernel import load_vector, store_vector
 
 ROWS = 64  # places at a time
 
@@ -36,11 +37,11 @@ def _project(
     inside = row < n
     own = tl.load(INDEX + row, inside, 0)
     scale, reach = tl.load(SCALE + own, inside, 1), tl.load(REACH + own, inside, 1)
-    px, py, pz = _vector(CENTRES, own, inside)
-    ux, uy, uz = _vector(FRAMES, 3 * own, inside)
-    vx, vy, vz = _vector(FRAMES, 3 * own + 1, inside)
-    nx, ny, nz = _vector(FRAMES, 3 * own + 2, inside)
-    x, y, z = _vector(X, row, inside)
+    px, py, pz = load_vector(CENTRES, own, inside)
+    ux, uy, uz = load_vector(FRAMES, 3 * own, inside)
+    vx, vy, vz = load_vector(FRAMES, 3 * own + 1, inside)
+    nx, ny, nz = load_vector(FRAMES, 3 * own + 2, inside)
+    x, y, z = load_vector(X, row, inside)
     x, y, z = (x - px) / scale, (y - py) / scale, (z - pz) / scale
     ta, tb, tc = ux * x + uy * y + uz * z, vx * x + vy * y + vz * z, nx * x + ny * y + nz * z
     C = COEFFICIENTS + own * COUNT
@@ -74,10 +75,10 @@ def _project(
         a1, b1 = _inside(a1, b1, reach)
     level = 1 / tl.sqrt(1 + ha * ha + hb * hb)
     a, b, h = a * scale, b * scale, h * scale
-    _store(
+    store_vector(
         POINTS, row, inside, px + a * ux + b * vx + h * nx, py + a * uy + b * vy + h * ny, pz + a * uz + b * vz + h * nz
     )
-    _store(
+    store_vector(
         NORMALS, row, inside,
         (nx - ha * ux - hb * vx) * level, (ny - ha * uy - hb * vy) * level, (nz - ha * uz - hb * vz) * level,
     )  # fmt: skip
@@ -89,15 +90,3 @@ def _inside(a, b, reach):
     size = tl.sqrt(a * a + b * b)
     hold = tl.where(size > reach, reach / size, 1)
     return a * hold, b * hold
-
-
-@triton.jit
-def _vector(V, i, counted):
-    return tl.load(V + 3 * i, counted, 0), tl.load(V + 3 * i + 1, counted, 0), tl.load(V + 3 * i + 2, counted, 0)
-
-
-@triton.jit
-def _store(V, i, counted, x, y, z):
-    tl.store(V + 3 * i, x, counted)
-    tl.store(V + 3 * i + 1, y, counted)
-    tl.store(V + 3 * i + 2, z, counted)

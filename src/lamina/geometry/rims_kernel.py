@@ -8,7 +8,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from lamina.geometry import neighbours
-from lamina.geometry.solve_kernel import frame_around
+from lamina.geometry.vector_kernel import frame_around
 
 LINK_TURN = tl.constexpr(neighbours.LINK_TURN)
 

@@ -1,4 +1,4 @@
-"""What several Triton kernels share: small symmetric systems, and frames around normals."""
+"""Small symmetric systems inside Triton kernels."""
 
 from __future__ import annotations
 
@@ -31,12 +31,3 @@ def solve_symmetric(A, right, count, SIZE: tl.constexpr):
         rest = tl.sum(tl.where(p == q, x, 0)) - tl.sum(tl.where(p > q, row * x, 0))
         x = tl.where(p == q, rest / tl.sum(tl.where(p == q, row, 0)), x)
     return x * balance, least
-
-
-@triton.jit
-def frame_around(x, y, z):
-    """Unit vectors t1, t2 that make a frame with a unit vector, as `neighbours.tangent_frames`."""
-    sign = tl.where(z >= 0, 1.0, -1.0).to(z.dtype)
-    a = -1 / (sign + z)
-    b = x * y * a
-    return 1 + sign * x * x * a, sign * b, -sign * x, b, sign + y * y * a, -y

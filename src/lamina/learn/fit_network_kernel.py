@@ -9,7 +9,8 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from lamina.geometry.solve_kernel import frame_around, solve_symmetric
+from lamina.geometry.solve_kernel import solve_symmetric
+from lamina.geometry.vector_kernel import frame_around, load_double
 from lamina.learn import fit_network as reference
 from lamina.learn.fit_network import FitNetwork, Fits, Neighbourhoods, Quadrics
 
@@ -55,8 +56,8 @@ def _forward(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     q, o = tl.arange(0, K), tl.arange(0, WIDTH)
-    x, y, z = _vectors(POINTS + 3 * row * K, q)
-    lx, ly, lz = _vectors(NORMALS + 3 * row * K, q)
+    x, y, z = load_double(POINTS + 3 * row * K, q)
+    lx, ly, lz = load_double(NORMALS + 3 * row * K, q)
     away = (x * x + y * y + z * z) / (RADIUS * RADIUS)
     kernel = tl.maximum(1 - away, 0)
     kernel = kernel * kernel
@@ -238,15 +239,6 @@ def _first(q, values):
 @triton.jit
 def _at(q, i, values):
     return tl.sum(tl.where(q == i, values, 0))
-
-
-@triton.jit
-def _vectors(V, q):
-    return (
-        tl.load(V + 3 * q).to(tl.float64),
-        tl.load(V + 3 * q + 1).to(tl.float64),
-        tl.load(V + 3 * q + 2).to(tl.float64),
-    )
 
 
 @triton.jit
