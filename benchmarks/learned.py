@@ -19,13 +19,14 @@ samples were drawn from, against FEM on that mesh refined until it settles (mesh
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import json
 import math
 import os
-import signal
 import statistics
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from typing import Any
 import meshes
 import numpy as np
 import torch
-from common import BENCHMARKS, Stopwatch, parser, record, write
+from common import BENCHMARKS, Stopwatch, child, parser, record, write
 
 import lamina
 from lamina.band import Band, band_radius
@@ -158,7 +159,10 @@ CASES: dict[str, tuple[tuple[str, ...], float, Callable[..., tuple[torch.Tensor,
     "other shapes, noise": (OTHERS, 0.04, noise),
     "other shapes, flipped": (OTHERS, 0.04, flipped),
 }
-FIXED = (Way(2, 24, False), Way(4, 48, False), Way(6, 24, True), Way(2, 200, False))
+FIXED = {
+    f"degree {way.degree}, {way.k} neighbours{', normals' if way.slopes else ''}": way
+    for way in (Way(2, 24, False), Way(4, 48, False), Way(6, 24, True), Way(2, 200, False))
+}
 
 
 def solved(s: Shape, cloud: Surface, spacing: float, extension: str, **options: Any) -> tuple[float, lamina.Domain]:
@@ -168,30 +172,10 @@ def solved(s: Shape, cloud: Surface, spacing: float, extension: str, **options: 
     return s.error(u(s.points).cpu()), domain
 
 
-@contextlib.contextmanager
-def patience(seconds: int) -> Iterator[None]:
-    """Raise SolveError when the block takes longer."""
-
-    def stop(*_: Any) -> None:
-        raise SolveError(f"stopped after {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def attempt(
-    s: Shape, cloud: Callable[[], Surface], spacing: float, extension: str, *, longest: int = 300, **options: Any
-) -> Row:
-    """longest: seconds that it may take."""
+def attempt(s: Shape, cloud: Callable[[], Surface], spacing: float, extension: str, **options: Any) -> Row:
     start = perf_counter()
     try:
-        with patience(longest):
-            error, domain = solved(s, cloud(), spacing, extension, **options)
+        error, domain = solved(s, cloud(), spacing, extension, **options)
         row: Row = {"nrmse": error, "scheme": domain.scheme.name}
     except (InputError, SolveError, torch.linalg.LinAlgError) as reason:
         row = {"nrmse": math.inf, "failed": str(reason)}
@@ -207,39 +191,61 @@ def with_fixed(cloud: lamina.PointCloud, way: Way) -> lamina.PointCloud:
     return cloud
 
 
-def fixed_jets(s: Shape, points: torch.Tensor, normals: torch.Tensor | None, spacing: float, options: Any) -> Row:
-    rows: Row = {}
-    for way in FIXED:
-        name = f"degree {way.degree}, {way.k} neighbours{', normals' if way.slopes else ''}"
-        made = partial(lambda w: with_fixed(lamina.PointCloud(points, normals), w), way)
-        rows[name] = attempt(s, made, spacing, "jet", scheme=options.scheme, longest=options.longest)
-    return rows
-
-
 def damaged_part(options: Any) -> dict[str, Any]:
-    """What is measured is put beside what the results file has of other cases and extensions."""
-    rows: dict[str, Any] = _figures(options, "damaged").get("cases", {})
-    for case, (names, spacing, damage) in CASES.items():
-        if options.cases and case not in options.cases:
-            continue
-        for name in names:
-            if options.shapes and name not in options.shapes:
-                continue
-            s, row = shape(name), rows.setdefault(case, {}).setdefault(name, {})
-            clouds = [damage(s, seed) for seed in range(options.seeds)]
-            for extension in options.extensions:
-                found: list[Row] = []
-                for points, normals in clouds:
-                    if sum(r["seconds"] for r in found) > options.seconds:
-                        break
-                    made = partial(lamina.PointCloud, points, normals)
-                    found.append(attempt(s, made, spacing, extension, scheme=options.scheme, longest=options.longest))
-                row[extension] = _summary(found)
+    """What is measured is put beside what the results file has of other cases and extensions.
+
+    Each solve is a process of its own, `jobs` of them at once, so that one can be stopped.
+    """
+    figures: dict[str, Any] = {"count": COUNT, "scheme": options.scheme, "longest": options.longest}
+    rows = figures["cases"] = _figures(options, "damaged").get("cases", {})
+    chosen = [
+        (case, name)
+        for case, (names, _, _) in CASES.items()
+        for name in names
+        if (not options.cases or case in options.cases) and (not options.shapes or name in options.shapes)
+    ]
+    for name in {name for _, name in chosen}:
+        shape(name)  # its reference, before anyone waits for it
+    with ThreadPoolExecutor(options.jobs) as pool:
+
+        def start(row: tuple[str, str], how: str, seed: int = 0) -> Future[Row]:
+            return pool.submit(in_child, options, *row, how, seed)
+
+        seeds = {r: {e: [start(r, e, i) for i in range(options.seeds)] for e in options.extensions} for r in chosen}
+        fixed = {r: {way: start(r, way) for way in FIXED} for r in chosen if options.fixed}
+        for case, name in chosen:
+            row = rows.setdefault(case, {}).setdefault(name, {})
+            row.update({e: _summary([f.result() for f in solves]) for e, solves in seeds[case, name].items()})
             if options.fixed:
-                row["jet, fixed"] = fixed_jets(s, *clouds[0], spacing, options)
-            record(f"{options.name}_damaged", {"count": COUNT, "scheme": options.scheme, "cases": rows}, options.out)
+                row["jet, fixed"] = {way: f.result() for way, f in fixed[case, name].items()}
+            record(f"{options.name}_damaged", figures, options.out)
             print(case, name, _line(row), flush=True)
-    return {"count": COUNT, "scheme": options.scheme, "cases": rows}
+    return figures
+
+
+def in_child(options: Any, case: str, name: str, how: str, seed: int) -> Row:
+    """One solve of part damaged; infinite where it takes longer than it may, or the process dies."""
+    arguments = ("--scheme", options.scheme, "--solve", case, name, how, str(seed))
+    try:
+        return child(__file__, *arguments, timeout=options.longest)
+    except subprocess.TimeoutExpired:
+        reason = f"stopped after {options.longest} s"
+    except subprocess.CalledProcessError as problem:
+        reason = f"ended with {problem.returncode}"
+    return {"nrmse": math.inf, "failed": reason, "seconds": options.longest}
+
+
+def solve_damaged(case: str, name: str, how: str, seed: int, scheme: str) -> Row:
+    """how: an extension, or the name of one of the fixed jets."""
+    _, spacing, damage = CASES[case]
+    s = shape(name)
+    points, normals = damage(s, seed)
+
+    def cloud() -> Surface:
+        made = lamina.PointCloud(points, normals)
+        return with_fixed(made, FIXED[how]) if how in FIXED else made
+
+    return attempt(s, cloud, spacing, "jet" if how in FIXED else how, scheme=scheme)
 
 
 def _figures(options: Any, part: str) -> dict[str, Any]:
@@ -453,11 +459,16 @@ def main() -> None:
     options.add_argument("--extensions", nargs="*", default=["neural", "jet"], help="of damaged and paper")
     options.add_argument("--scheme", default="auto", help="of part damaged")
     options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
-    options.add_argument("--seconds", type=float, default=math.inf, help="after which a case gets no further seeds")
-    options.add_argument("--longest", type=int, default=300, help="seconds that one solve of part damaged may take")
+    options.add_argument("--longest", type=int, default=300, help="seconds that one process of part damaged may take")
+    options.add_argument("--jobs", type=int, default=1, help="solves of part damaged at a time")
+    options.add_argument("--solve", nargs=4, metavar=("CASE", "SHAPE", "HOW", "SEED"), help=argparse.SUPPRESS)
     options.add_argument("--device", default="cpu")
     options.add_argument("--name", default="learned", help="first word of the results files")
     chosen = options.parse_args()
+    if chosen.solve:
+        case, name, how, seed = chosen.solve
+        print(json.dumps(solve_damaged(case, name, how, int(seed), chosen.scheme)))
+        return
     for part in chosen.parts:
         suffix = "" if chosen.device == "cpu" else f"_{chosen.device}"
         figures = PARTS[part](chosen)

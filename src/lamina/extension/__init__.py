@@ -50,13 +50,13 @@ def geometry_for(surface: Surface, extension: str) -> tuple[Surface, str]:
 
 def _learned(cloud: PointCloud) -> Surface:
     from lamina.learn.checkpoint import shipped_fit_network
-    from lamina.surfaces.neural_cloud import NeuralCloud
+    from lamina.surfaces.neural_cloud import NeuralCloud, wide_jets_are_better
     from lamina.surfaces.triangulated_cloud import triangulated
 
     if isinstance(cloud, NeuralCloud):
         return cloud
     found = NeuralCloud(cloud, shipped_fit_network())
-    return triangulated(cloud, found) or found
+    return cloud if wide_jets_are_better(cloud, found) else triangulated(cloud, found) or found
 
 
 def _best(cloud: PointCloud) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cached_property
 
@@ -24,6 +25,8 @@ STEPS = 3  # from the foot on one jet to that on the blend
 THERE = 1e-10  # spacings from the blend: the next step would move a foot by rounding only
 FARTHEST = 2.5  # spacings from a foot to the nearest sample
 AROUND = 16  # samples whose leave-one-out errors judge a place
+SURELY = 0.8  # of the error that fits expect: with less, and nowhere beyond so many usual ones, jets are better
+NOWHERE, NEARLY_ALL = 2.0, 0.999
 
 
 class NeuralCloud(PointCloud):
@@ -157,6 +160,30 @@ class NeuralCloud(PointCloud):
         lost = dot(away, away) > (FARTHEST * spacing) ** 2
         beyond = lost if feet.beyond is None else lost | feet.beyond
         return replace(feet, points=points, normals=normals, beyond=beyond)
+
+
+def wide_jets_are_better(cloud: PointCloud, fitted: NeuralCloud) -> bool:
+    """Whether the samples are noise on a surface so smooth that jets over hundreds of them are better than the network,
+    which sees 256 at most.
+
+    Leave-one-out errors e of jets over k samples are mostly noise, of which the jet itself keeps about
+    e sqrt(4 / k), as a quadric fitted over a disc does in its middle. That has to be clearly less than fits expect of
+    themselves, and e much the same all over: neither edges nor thin parts, and no sample that fits leave out or turn.
+    """
+    points, normals = cloud._unique.detach(), cloud._normals.detach()
+    if not fitted.noisy or len(fitted._kept) < NEARLY_ALL * len(points):
+        return False
+    turned = dot(normals, fitted._normals.detach()) < 0
+    if bool(turned.any()) and not bool(turned.all()):
+        return False
+    samples = Cloud(points, normals, cloud._component)
+    _, choice = choose_ways(samples)
+    if not choice.error * math.sqrt(4 / choice.way.k) < SURELY * float(fitted.expected_error.mean()):
+        return False
+    near = samples.neighbours(torch.arange(len(points), device=points.device), max(choice.way.k, AROUND))
+    height, _ = samples.predict(near, choice.way)
+    error = height.square()[near[:, :AROUND]].mean(1).sqrt()
+    return float((error < NOWHERE * choice.error).double().mean()) >= NEARLY_ALL
 
 
 def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Tensor]:
