@@ -25,8 +25,8 @@ STEPS = 3  # from the foot on one jet to that on the blend
 THERE = 1e-10  # spacings from the blend: the next step would move a foot by rounding only
 FARTHEST = 2.5  # spacings from a foot to the nearest sample
 AROUND = 16  # samples whose leave-one-out errors judge a place
-SURELY = 0.8  # of the error that fits expect: with less, and nowhere beyond so many usual ones, jets are better
-NOWHERE, NEARLY_ALL = 2.0, 0.999
+SURELY = 0.8  # of the error that fits expect: wide jets with less are better
+NOWHERE, NEARLY_ALL = 2.0, 0.999  # times their usual error that they exceed at none of nearly all samples
 
 
 class NeuralCloud(PointCloud):
@@ -182,7 +182,7 @@ def wide_jets_are_better(cloud: PointCloud, fitted: NeuralCloud) -> bool:
         return False
     near = samples.neighbours(torch.arange(len(points), device=points.device), max(choice.way.k, AROUND))
     height, _ = samples.predict(near, choice.way)
-    error = height.square()[near[:, :AROUND]].mean(1).sqrt()
+    error = _rms_around(height, near)
     return float((error < NOWHERE * choice.error).double().mean()) >= NEARLY_ALL
 
 
@@ -193,7 +193,7 @@ def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Ten
     every = torch.arange(len(cloud.points), device=cloud.points.device)
     near = cloud.neighbours(every, max(choice.way.k, AROUND))
     jets, height = cloud.fit_and_predict(near, choice.way)
-    error = height.square()[near[:, :AROUND]].mean(1).sqrt()
+    error = _rms_around(height, near)
     # An infinite error of all says that samples are noisier than their neighbourhoods are wide.
     better = (error < bound) & (choice.error < torch.inf)
     rows = better.nonzero()[:, 0]
@@ -201,3 +201,8 @@ def _jets(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Ten
         return choice, None, rows, error
     live = torch.is_grad_enabled() and (cloud.points.requires_grad or cloud.normals.requires_grad)
     return choice, cloud.fit(near[rows], choice.way) if live else jets.take(rows), rows, error
+
+
+def _rms_around(height: Tensor, near: Tensor) -> Tensor:
+    """RMS (m,) of heights (m,) over the nearest of each sample's neighbours, near (m, k)."""
+    return height.square()[near[:, :AROUND]].mean(1).sqrt()
