@@ -12,7 +12,6 @@ from plyfile import PlyData, PlyElement
 
 from lamina.errors import InputError
 from lamina.surfaces.files import BUILT_IN, load
-from lamina.surfaces.formats import fan
 
 BALL = trimesh.creation.icosphere(subdivisions=2)
 V = np.asarray(BALL.vertices)
@@ -79,12 +78,254 @@ def test_quads_and_larger_polygons_are_fanned(tmp_path):
     surface = load(tmp_path / "a.obj")
     expected = {(0, 1, 2), (0, 2, 3), (3, 2, 4)}
     assert {tuple(face) for face in surface.faces.tolist()} == expected
-    pentagon = np.array([[0, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(fan(pentagon), [[0, 1, 2], [0, 2, 3], [0, 3, 4]])
     (tmp_path / "b.off").write_text("OFF\n5 1 0\n0 0 0\n1 0 0\n1.5 1 0\n.5 2 0\n-.5 1 0\n5 0 1 2 3 4\n")
     surface = load(tmp_path / "b.off")
     assert surface.faces is not None
     assert surface.areas.sum() == pytest.approx(2.5)
+
+
+def read_both(path):
+    """The surface in a file, and what trimesh makes of the same file."""
+    surface, other = load(path), trimesh.load(path, process=False)
+    assert isinstance(other, trimesh.Trimesh)
+    return surface, other
+
+
+def assert_same_triangles(surface, mesh):
+    np.testing.assert_allclose(
+        triangle_soup(surface.points, surface.faces), triangle_soup(mesh.vertices, mesh.faces), atol=1e-5
+    )
+
+
+def obj_lines(faces=F):
+    return [f"v {x:.9f} {y:.9f} {z:.9f}" for x, y, z in V] + [f"f {a + 1} {b + 1} {c + 1}" for a, b, c in faces]
+
+
+def test_obj_with_faces_of_one_and_two_corners_is_read_as_trimesh_reads_it(tmp_path):
+    lines = obj_lines()
+    lines[200:200], lines[400:400] = ["f 1 2", "f 3/1 4/1"], ["f 7"]
+    (tmp_path / "a.obj").write_text("\n".join(lines))
+    surface, other = read_both(tmp_path / "a.obj")
+    assert_same_triangles(surface, other)
+    assert surface.notes == [f"3 of {len(F) + 3} faces have fewer than three corners and were left out."]
+
+
+def test_lines_and_points_beside_the_faces_of_an_obj_are_left_out(tmp_path):
+    (tmp_path / "a.obj").write_text("\n".join([*obj_lines(), "l 1 2 3 4", "l 5/1 6/2", "p 8"]))
+    surface, other = read_both(tmp_path / "a.obj")
+    assert_same_triangles(surface, other)
+    assert surface.notes == ["2 lines and 1 point beside the faces have no area and were left out."]
+
+
+def test_a_clean_obj_has_no_notes(tmp_path):
+    (tmp_path / "a.obj").write_text("\n".join(obj_lines()))
+    assert load(tmp_path / "a.obj").notes == []
+
+
+def test_faces_of_two_corners_in_off_and_ply(tmp_path):
+    rows = [f"3 {a} {b} {c}" for a, b, c in F]
+    rows[50:50] = ["2 0 1", "1 3", "2 4 5"]
+    places = [f"{x:.9f} {y:.9f} {z:.9f}" for x, y, z in V]
+    (tmp_path / "a.off").write_text("\n".join(["OFF", f"{len(V)} {len(rows)} 0", *places, *rows]))
+    header = f"ply\nformat ascii 1.0\nelement vertex {len(V)}\nproperty float x\nproperty float y\nproperty float z\n"
+    header += f"element face {len(rows)}\nproperty list uchar int vertex_indices\nend_header"
+    (tmp_path / "a.ply").write_text("\n".join([header, *places, *rows, ""]))
+    for name in ("a.off", "a.ply"):
+        surface, other = read_both(tmp_path / name)
+        assert_same_triangles(surface, other)
+        assert surface.notes == [f"3 of {len(F) + 3} faces have fewer than three corners and were left out."]
+
+
+def test_an_off_face_that_names_fewer_corners_than_it_announces_is_refused(tmp_path):
+    (tmp_path / "a.off").write_text("OFF\n4 2 0\n0 0 0\n1 0 0\n1 1 0\n0 1 0\n3 0 1 2\n3 0 2\n")
+    with pytest.raises(InputError, match="a face announces 3 corners and names 2"):
+        load(tmp_path / "a.off")
+
+
+def test_lines_and_points_beside_the_triangles_of_a_gltf_are_left_out(tmp_path):
+    scene = json.loads(gltf(SQUARE, [0, 1, 2, 0, 2, 3]))
+    triangles = scene["meshes"][0]["primitives"][0]
+    scene["meshes"][0]["primitives"] += [triangles | {"mode": mode} for mode in (0, 1, 3)]
+    (tmp_path / "a.gltf").write_text(json.dumps(scene))
+    surface = load(tmp_path / "a.gltf")
+    assert float(surface.areas.sum()) == pytest.approx(1)
+    assert surface.notes == ["2 lines and 1 point beside the faces have no area and were left out."]
+
+
+def test_a_file_of_lines_alone_is_refused_and_bare_vertices_are_points(tmp_path):
+    places = [line for line in obj_lines() if line.startswith("v")]
+    (tmp_path / "lines.obj").write_text("\n".join([*places, "l 1 2 3", "l 4 5"]))
+    with pytest.raises(InputError, match="it holds 2 lines and no faces; expected a mesh, or points without lines"):
+        load(tmp_path / "lines.obj")
+    (tmp_path / "faces.obj").write_text("\n".join([*places, "f 1 2", "f 4 5"]))
+    with pytest.raises(InputError, match="all of its 2 faces have fewer than three corners"):
+        load(tmp_path / "faces.obj")
+    (tmp_path / "lines.gltf").write_text(gltf(SQUARE, [0, 1, 2, 3], mode=3))
+    with pytest.raises(InputError, match="no triangles but 1 primitives of lines and 0 of points"):
+        load(tmp_path / "lines.gltf")
+    header = f"ply\nformat ascii 1.0\nelement vertex {len(V)}\nproperty float x\nproperty float y\nproperty float z\n"
+    header += "element edge 1\nproperty int vertex1\nproperty int vertex2\nend_header"
+    (tmp_path / "lines.ply").write_text("\n".join([header, *(place[2:] for place in places), "0 1", ""]))
+    with pytest.raises(InputError, match="it holds 1 line and no faces"):
+        load(tmp_path / "lines.ply")
+    for name, more in (("bare.obj", []), ("points.obj", ["p 1 2 3"])):
+        (tmp_path / name).write_text("\n".join(places + more))
+        cloud = load(tmp_path / name)
+        assert cloud.representation != "mesh"
+        assert len(cloud.points) == len(V)
+
+
+@pytest.mark.parametrize(
+    "faces",
+    [
+        "f 1/2/3 2/2/3 3/2/3\nf 1//1 3//1 4//1",
+        "f 1/1 2/1 3/1\nf -5 -3 -2",
+        "f 1 2 \\\n3\nf 1 3 \\   \n  4",
+        "f 1 2 3 # a comment\nf 1 3 4# another",
+        "# C:\\folder\\\nf 1 2 3\nf 1 3 4",
+        "s off\ng part\nusemtl red\nf\t1 2 3\r\nf 1 3 4\r",
+        "f 1 2 3\nf 1 2 3\nf 3 1 2\nf 1 3 4\nf 1 1 2",
+        "f 1 2 3 4",
+        "f 1 2 3 3\nf 1 3 4 1",
+    ],
+)
+def test_every_way_to_write_the_faces_of_an_obj(tmp_path, faces):
+    places = "v 0 0 0\nv 1 0 0 1\nv 1 1 0 .5 .5 .5\nv 0 1 0 # corner\nv 2 2 0\nvt 0 0\nvt 1 1\n"
+    places += "vn 0 0 1\nvn 0 1 0\nvn 1 0 0\n"
+    (tmp_path / "a.obj").write_text("\ufeff" + places + faces)
+    surface = load(tmp_path / "a.obj")
+    assert {tuple(sorted(face)) for face in surface.faces.tolist()} == {(0, 1, 2), (0, 2, 3)}
+    np.testing.assert_allclose(surface.normals[:4], np.tile([0, 0, 1.0], (4, 1)))
+
+
+def stl_facets(polygons):
+    """A text STL of facets with the given corners, each (c, 3)."""
+    rows = ["solid ball"]
+    for corners in polygons:
+        places = [f"vertex {x:.9f} {y:.9f} {z:.9f}" for x, y, z in corners]
+        rows += ["facet normal 0 0 0", "outer loop", *places, "endloop", "endfacet"]
+    return "\n".join([*rows, "endsolid ball", ""])
+
+
+def test_facets_of_a_text_stl_have_any_number_of_corners(tmp_path):
+    """trimesh reads corners three by three, which shifts all facets behind an odd one: compared is the clean file."""
+    square = 2 + np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
+    ball = list(V[F])
+    (tmp_path / "a.stl").write_text(stl_facets([*ball[:20], V[:2], *ball[20:], square, V[:1]]))
+    (tmp_path / "clean.stl").write_text(stl_facets([*ball, square[:3], square[[0, 2, 3]]]))
+    surface = load(tmp_path / "a.stl")
+    assert_same_triangles(surface, trimesh.load(tmp_path / "clean.stl", process=False))
+    assert surface.notes == [f"2 of {len(F) + 3} faces have fewer than three corners and were left out."]
+
+
+def test_a_text_stl_that_breaks_off_is_refused(tmp_path):
+    text = stl_facets(V[F])
+    for broken in (text[: text.rindex("endfacet")], text.replace("vertex", "vertex 0", 1)):
+        (tmp_path / "a.stl").write_text(broken)
+        with pytest.raises(InputError, match=f"its {3 * len(F)} vertices are not three numbers each in facets"):
+            load(tmp_path / "a.stl")
+
+
+def written(kind, points, faces, path):
+    """The path of a text file with the points and the faces, lists of corners."""
+    places, count = [f"{x:.9f} {y:.9f} {z:.9f}" for x, y, z in points], len(faces)
+    rows = [f"{len(face)} {' '.join(map(str, face))}" for face in faces]
+    header = f"ply\nformat ascii 1.0\nelement vertex {len(places)}\n"
+    header += "".join(f"property double {axis}\n" for axis in "xyz")
+    header += f"element face {count}\nproperty list uchar int vertex_indices\nend_header"
+    lines = {
+        "obj": [*(f"v {p}" for p in places), *("f " + " ".join(str(i + 1) for i in face) for face in faces)],
+        "off": ["OFF", f"{len(places)} {count} 0", *places, *rows],
+        "ply": [header, *places, *rows, ""],
+        "stl": [stl_facets([points[list(face)] for face in faces])],
+    }[kind]
+    (path / f"a.{kind}").write_text("\n".join(lines))
+    return path / f"a.{kind}"
+
+
+@pytest.mark.parametrize("kind", ["obj", "off", "ply", "stl"])
+def test_duplicate_and_flat_faces_are_left_out_with_their_number(tmp_path, kind):
+    """The rest is what trimesh has after it has dropped the same faces."""
+    faces = [*F.tolist(), *F[:5].tolist(), F[7][::-1].tolist(), [0, 0, 1]]
+    path = written(kind, V, faces, tmp_path)
+    other = trimesh.load(path)
+    assert len(other.faces) == len(F) + 7
+    other.update_faces(other.unique_faces() & other.nondegenerate_faces())
+    surface = load(path)
+    assert_same_triangles(surface, other)
+    assert "6 duplicate faces were ignored." in surface.notes
+    assert "1 faces have no area and were ignored." in surface.notes
+
+
+@pytest.mark.parametrize("kind", ["obj", "off", "ply"])
+def test_faces_with_vertices_of_their_own_are_joined_and_the_vertices_keep_their_rows(tmp_path, kind):
+    """trimesh merges the vertices; lamina joins the faces as well, but gives a value for every row of the file."""
+    soup = V[F].reshape(-1, 3)
+    path = written(kind, soup, np.arange(len(soup)).reshape(-1, 3).tolist(), tmp_path)
+    surface, other = load(path), trimesh.load(path)
+    assert_same_triangles(surface, other)
+    assert other.is_watertight
+    assert not surface.rim_edges.any()
+    assert int(surface.component.max()) == 0
+    np.testing.assert_allclose(surface.points, soup, atol=1e-8)
+    repeated = len(soup) - len(other.vertices)
+    assert surface.notes[0].startswith(f"{repeated} of {len(soup)} vertices repeat the place of another")
+
+
+def turned(polygon, seed):
+    """Corners (c, 2) in a plane of space that is not aligned with the axes (c, 3)."""
+    frame = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))[0]
+    return np.column_stack([polygon, np.zeros(len(polygon))]) @ frame.T + [1, 2, 3]
+
+
+def star(tips, inner, start):
+    angle = np.pi * np.arange(2 * tips) / tips
+    radius = np.where(np.arange(2 * tips) % 2, inner, 1)
+    return np.roll(np.column_stack([radius * np.cos(angle), radius * np.sin(angle)]), start, axis=0)
+
+
+# A thick spiral, a comb whose edges have corners in their middle, and a frame with a bridge to its hole.
+ARM = np.linspace(0.5, 12, 40)
+SPIRAL = np.concatenate([(ARM + s)[:, None] * np.column_stack([np.cos(ARM), np.sin(ARM)]) for s in (0, 1)])
+SPIRAL[40:] = SPIRAL[40:][::-1]
+COMB = np.array([(0, 0), (1, 0), (2, 0), (4, 0), (4, 2), (3, 2), (3, 1), (2, 1), (1, 1), (1, 2), (0, 2), (0, 1)], float)
+FRAME = np.array([(0, 0), (3, 0), (3, 3), (0, 3), (0, 0), (1, 1), (1, 2), (2, 2), (2, 1), (1, 1)], float)
+CONCAVE = [star(5, 0.3, 0), star(5, 0.3, 1), star(2, 0.2, 1), star(40, 0.9, 1), SPIRAL, COMB, COMB[::-1], FRAME]
+
+
+@pytest.mark.parametrize("index", range(len(CONCAVE)))
+@pytest.mark.parametrize("kind", ["obj", "off", "ply"])
+def test_concave_polygons_are_covered_once(tmp_path, kind, index):
+    """The triangles look all one way and have the area of the polygon, so that none lies outside it or on another."""
+    polygon = CONCAVE[index]
+    x, y = polygon.T
+    area = 0.5 * abs(float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum()))
+    count = len(polygon)
+    rows = [" ".join(f"{v:.17g}" for v in row) for row in turned(polygon, index)]
+    corners = " ".join(map(str, range(count)))
+    header = f"ply\nformat ascii 1.0\nelement vertex {count}\nproperty double x\nproperty double y\nproperty double z\n"
+    header += "element face 1\nproperty list uchar int vertex_indices\nend_header"
+    text = {
+        "obj": "\n".join([*(f"v {row}" for row in rows), "f " + " ".join(str(i + 1) for i in range(count))]),
+        "off": "\n".join(["OFF", f"{count} 1 0", *rows, f"{count} {corners}"]),
+        "ply": "\n".join([header, *rows, f"{count} {corners}", ""]),
+    }[kind]
+    path = tmp_path / f"a.{kind}"
+    path.write_text(text)
+    surface = load(path)
+    assert len(surface.faces) == count - 2
+    a, b, c = surface.points[surface.faces].unbind(1)
+    normals = torch.linalg.cross(b - a, c - a)
+    assert (normals @ normals.sum(0)).min() > 0
+    assert float(surface.areas.sum()) == pytest.approx(area)
+    assert not any("crossing" in note for note in surface.notes)
+
+
+def test_a_polygon_that_crosses_itself_is_noted(tmp_path):
+    (tmp_path / "a.obj").write_text("v 0 0 0\nv 3 0 0\nv 0 2 0\nv 2 2 0\nf 1 2 3 4\n")
+    surface = load(tmp_path / "a.obj")
+    assert len(surface.faces) == 2
+    assert surface.notes[-1].startswith("1 face with crossing edges")
 
 
 def test_texture_seams_do_not_cut_an_obj_open(tmp_path):

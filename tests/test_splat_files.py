@@ -5,15 +5,20 @@ import gzip
 import io
 import json
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from plyfile import PlyData
 
+from lamina.errors import InputError
+from lamina.export import save_splats
 from lamina.surfaces.formats import READERS, FormatError
 from lamina.surfaces.splat_files import RECORD, SH_0, SPLAT_READERS, SplatData, read_splat, read_spz, sniff
+from lamina.view.colours import colourise
 
 COUNT = 300
 
@@ -234,6 +239,159 @@ def test_a_file_of_others_is_the_same_in_every_format(data, kind, centre, turn):
     assert np.abs(one.opacities - other.opacities).max() < 4e-3
     assert np.abs(one.colours - other.colours)[seen].max() < 2e-2
     assert np.arccos(np.abs((one.rotations * other.rotations).sum(1)).clip(max=1)).max() < turn
+
+
+# Writing
+
+
+def made(rest=9, seed=0, count=COUNT):
+    """Gaussians with f_rest of random numbers in -1..1."""
+    centres, scales, q, opacity, dc = (a.astype(np.float32) for a in gaussians(seed, count))
+    random = np.random.default_rng(seed + 1)
+    harmonics = np.column_stack([dc, random.uniform(-1, 1, (count, rest))]).astype(np.float32)
+    return SplatData(centres, scales, q, opacity, np.clip(0.5 + SH_0 * dc, 0, 1), harmonics)
+
+
+def open_splats(path):
+    found = SPLAT_READERS[path.suffix[1:]](path) if path.suffix != ".ply" else READERS["ply"](path).splats
+    assert found is not None
+    return found
+
+
+def apart(one, other):
+    """Largest differences of centres, logarithms of scales, half angles of rotations, opacities and colours."""
+    assert len(one) == len(other)
+    half_angle = np.arccos(np.abs((one.rotations * other.rotations).sum(1)).clip(max=1))
+    return (
+        np.abs(one.centres - other.centres).max(),
+        np.abs(np.log(one.scales / other.scales)).max(),
+        half_angle.max(),
+        np.abs(one.opacities - other.opacities).max(),
+        np.abs(one.colours - other.colours).max(),
+    )
+
+
+# What the bits of each format leave of centres, logarithms of scales, half angles, opacities and colours.
+EXACT = 1e-5
+FORMATS = {
+    "ply": (EXACT, EXACT, 1e-3, EXACT, EXACT),
+    "compressed.ply": (5e-3, 4e-3, 2.5e-3, 2e-3, 3e-3),
+    "splat": (EXACT, EXACT, 1e-2, 2e-3, 2e-3),
+    "spz": (2e-6, 0.032, 3e-3, 2e-3, 4e-3),
+    "sog": (2e-4, 0.018, 1e-2, 2e-3, 6e-3),
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_written_is_read_again_to_the_precision_of_the_format(tmp_path, form):
+    given = made()
+    path = save_splats(tmp_path / f"a.{form}", given, np.zeros(COUNT), recolour=False)
+    found = open_splats(path)
+    assert found.form == form
+    for error, most in zip(apart(found, given), FORMATS[form], strict=True):
+        assert error < most
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_writing_again_what_was_read_changes_nothing_more(tmp_path, form):
+    once = open_splats(save_splats(tmp_path / f"a.{form}", made(), np.zeros(COUNT), recolour=False))
+    twice = open_splats(save_splats(tmp_path / f"b.{form}", once, np.zeros(COUNT), recolour=False))
+    centre, scale, turn, opacity, colour = apart(once, twice)
+    assert max(centre, scale, opacity, colour) < EXACT
+    assert turn < 5e-3  # quaternions of bytes are normalised when they are read
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_field_is_in_the_colours_of_every_format(tmp_path, form):
+    values = np.linspace(0, 1, COUNT)
+    found = open_splats(save_splats(tmp_path / f"a.{form}", made(), values))
+    np.testing.assert_allclose(255 * found.colours, colourise(values), atol=2)
+    assert found.harmonics is None or found.harmonics.shape[1] == 3  # nothing that depends on the view
+
+
+@pytest.mark.parametrize(("form", "most"), [("ply", 0), ("compressed.ply", 1 / 64), ("spz", 1 / 128)])
+@pytest.mark.parametrize("rest", [0, 9, 24, 45])
+def test_colours_that_depend_on_the_view_are_kept(tmp_path, form, most, rest):
+    given = made(rest)
+    found = open_splats(save_splats(tmp_path / f"a.{form}", given, np.zeros(COUNT), recolour=False))
+    assert found.harmonics is not None
+    assert found.harmonics.shape == (COUNT, 3 + rest)
+    assert np.abs(found.harmonics[:, 3:] - given.harmonics[:, 3:]).max(initial=0) <= most * 1.001
+    assert not found.notes
+
+
+def test_further_properties_of_a_ply_are_kept(tmp_path):
+    given = made()
+    label, weight = np.arange(COUNT, dtype=np.int32), np.linspace(0, 1, COUNT)
+    normals = {name: np.full(COUNT, i, np.float32) for i, name in enumerate(("nx", "ny", "nz"))}
+    given = replace(given, extra={"label": label, "weight": weight, **normals})
+    first = save_splats(tmp_path / "a.ply", given, np.ones(COUNT))
+    found = open_splats(save_splats(tmp_path / "b.ply", open_splats(first), np.zeros(COUNT)))
+    assert set(found.extra) == {"label", "weight", "nx", "ny", "nz"}
+    np.testing.assert_array_equal(found.extra["label"], label)
+    assert found.extra["label"].dtype == np.int32
+    np.testing.assert_array_equal(found.extra["weight"], weight)
+    np.testing.assert_array_equal(found.extra["nz"], 2)
+    np.testing.assert_array_equal(PlyData.read(str(tmp_path / "b.ply"))["vertex"]["value"], 0)
+
+
+@pytest.mark.parametrize("form", ["compressed.ply", "splat", "spz", "sog"])
+def test_gaussians_that_are_not_finite_are_written_invisible(tmp_path, form):
+    given = made()
+    centres, scales = given.centres.copy(), given.scales.copy()
+    centres[7], scales[8, 1], scales[:, 2] = np.nan, np.inf, 0
+    path = save_splats(tmp_path / f"a.{form}", replace(given, centres=centres, scales=scales), np.zeros(COUNT))
+    found = open_splats(path)
+    assert np.isfinite(found.centres).all()
+    np.testing.assert_array_equal(found.opacities[7:9], 0)
+    sound = np.setdiff1d(np.arange(COUNT), [7, 8])
+    assert np.abs(found.centres - centres)[sound].max() < 5e-3
+    assert found.scales[:, 2].max() < 1e-4
+    assert np.abs(np.log(found.scales[sound, :2] / scales[sound, :2])).max() < 0.05
+
+
+def test_coordinates_of_every_size_go_into_spz(tmp_path):
+    given = made()
+    for size in (1e-3, 1, 1e3, 1e6):
+        path = save_splats(tmp_path / "a.spz", replace(given, centres=size * given.centres), np.zeros(COUNT))
+        assert np.abs(open_splats(path).centres - size * given.centres).max() < max(1e-6 * size, 2e-7)
+    with pytest.raises(InputError, match=r"does not fit \.spz, which holds at most 8388607; save as \.ply"):
+        save_splats(tmp_path / "b.spz", replace(given, centres=1e8 * given.centres), np.zeros(COUNT))
+    assert not (tmp_path / "b.spz").exists()
+
+
+def test_a_format_of_others_is_refused_with_those_that_can_be_written(tmp_path):
+    with pytest.raises(InputError, match=r"'\.ksplat' is none of \.ply, \.compressed\.ply, \.splat, \.spz, \.sog\."):
+        save_splats(tmp_path / "a.ksplat", made(), np.zeros(COUNT))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("form", ["ply", "compressed.ply", "spz", "sog"])
+def test_a_file_of_others_is_written_as_it_was(data, tmp_path, form):
+    """Quantised once, numbers stay where they are; only quaternions of bytes may move by a step.
+
+    The places in .sog move by less than half a step of their logarithm, 1e-4 of the largest, because the bounds of
+    other programs may be wider than the centres.
+    """
+    original = open_splats(data / "splats" / f"tiny_sh1_sample.{form}")
+    again = open_splats(save_splats(tmp_path / f"a.{form}", original, np.zeros(len(original)), recolour=False))
+    centre, scale, turn, opacity, colour = apart(again, original)
+    assert centre < (1e-4 if form == "sog" else 1e-6) * np.abs(original.centres).max()
+    assert max(scale, opacity, colour) < EXACT
+    assert turn < 5e-3
+    if original.harmonics is not None:
+        np.testing.assert_allclose(again.harmonics, original.harmonics, atol=EXACT)
+
+
+@pytest.mark.data
+def test_a_splat_file_of_others_is_written_byte_by_byte_but_for_its_rotations(data, tmp_path):
+    path = data / "splats" / "nerfsynthetic_chair_op02.splat"
+    original = read_splat(path)
+    again = save_splats(tmp_path / "a.splat", original, np.zeros(len(original)), recolour=False)
+    one, other = (np.fromfile(p, RECORD) for p in (path, again))
+    for name in ("centre", "scale", "colour"):
+        np.testing.assert_array_equal(one[name], other[name])
+    assert np.abs(one["rotation"].astype(int) - other["rotation"]).max() <= 1
 
 
 # Damage

@@ -373,7 +373,7 @@ for path in sorted(Path(sys.argv[2]).iterdir()):
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
-    [("ply", 3 + 3 + 4 + 1 + 3 + 12), ("splat", 3 + 3 + 4 + 1 + 3), ("spz", 3 + 3 + 4 + 1 + 3 + 3)],
+    [("ply", 3 + 3 + 4 + 1 + 3 + 12), ("splat", 3 + 3 + 4 + 1 + 3), ("spz", 3 + 3 + 4 + 1 + 3 + 12)],
 )
 def test_an_honest_file_costs_about_its_gaussians(tmp_path, name, numbers):
     """No more than the file, the numbers in it as float32, and twice as much while they are computed."""

@@ -79,6 +79,15 @@ class Surface(ABC):
         self.facts: dict[str, Any] = {}
         self.thickness: tuple[NDArray, NDArray] | None = None  # filled by lamina.sizing when first asked for
 
+    def __repr__(self) -> str:
+        parts = self.component_count
+        size = " x ".join(f"{float(side):.4g}" for side in self.bounds[1] - self.bounds[0])
+        faces = "" if self.faces is None else f"{len(self.faces)} faces, "
+        return (
+            f"{type(self).__name__} {self.name!r} ({self.representation}): {len(self.points)} points, {faces}"
+            f"{parts} component{'s' if parts > 1 else ''}, extent {size}"
+        )
+
     @abstractmethod
     def closest_points(self, x: Tensor) -> ClosestPoints:
         """Feet of x (n, 3), for x within the surface's reach."""
@@ -150,9 +159,10 @@ class Surface(ABC):
         """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`, second order."""
         return self.interpolation(x) @ values
 
-    def interpolation(self, x: Tensor) -> Sparse:
+    def interpolation(self, x: Tensor, face: Tensor | None = None) -> Sparse:
         """The matrix (n, m) that does so: a linear least-squares fit in space over the nearest samples, weighted
         towards x.
+        face (n,): where x lie on the faces of a mesh, if that is known; closest points are then not searched for.
 
         With rows r_q = (1, p_q - x), weights w_q and G = sum w_q r_q r_q^T, the fit to the differences of the values
         from their weighted mean c has the value e_0^T G^-1 sum w_q r_q (v_q - c) at x.

@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+
+from lamina.surfaces.polygons import triangulate
 
 if TYPE_CHECKING:
     from lamina.surfaces.splat_files import SplatData
@@ -63,9 +65,12 @@ def _read_ply(path: Path) -> Contents:
         key = next((p.name for p in face.properties if p.name in ("vertex_indices", "vertex_index")), None)
         if key is None:
             raise FormatError("its faces have no list 'vertex_indices' or 'vertex_index'")
-        return Contents(points, fan(face[key]))
+        edges = elements["edge"].count if "edge" in elements else 0
+        return _polygons(points, face[key], lines=edges)
     if "tristrips" in elements:
         raise FormatError("it stores triangle strips; save it with plain faces")
+    if "edge" in elements and elements["edge"].count:
+        raise FormatError(_only_lines(elements["edge"].count))
     normals = _columns(vertex, "nx", "ny", "nz") if {"nx", "ny", "nz"} <= columns else None
     if normals is not None and not normals.any():
         normals = None  # some programs fill these fields with zeros
@@ -103,9 +108,15 @@ def _columns(element, *names: str) -> np.ndarray:
 
 
 def _read_obj(path: Path) -> Contents:
-    """Positions and faces only: texture coordinates must not cut the surface open along their seams."""
+    """Positions and faces only: texture coordinates must not cut the surface open along their seams.
+
+    Polygons are triangulated; lines (l), points (p) and faces with fewer than three corners are counted and left out.
+    """
     vertices, normals, corners = [], [], []
-    text = path.read_text("utf-8", "replace").replace("\\\n", " ").replace("\\\r\n", " ")
+    left_out = {"l": 0, "p": 0}
+    text = re.sub(r"#.*", "", path.read_text("utf-8", "replace").removeprefix("\ufeff"))
+    # A backslash at the end joins a line with the next; the blank line in its place keeps the count of lines.
+    text = re.sub(r"\\[ \t]*\n([^\n]*)", r" \1\n", text)
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words:
@@ -117,14 +128,18 @@ def _read_obj(path: Path) -> Contents:
         elif words[0] == "vn":
             normals.append([float(word) for word in words[1:4]])
         elif words[0] == "f":
-            face = [int(word.partition("/")[0]) for word in words[1:] if not word.startswith("#")]
+            face = [int(word.partition("/")[0]) for word in words[1:]]
             # Indices count from 1; negative ones count back from the latest vertex.
             corners.append([i - 1 if i > 0 else len(vertices) + i if i < 0 else -1 for i in face])
+        elif words[0] in left_out:
+            left_out[words[0]] += 1
     if not vertices:
         raise FormatError("it has no vertices (lines 'v x y z')")
     points = np.array(vertices, dtype=np.float64)
     if corners:
-        return Contents(points, fan(corners))
+        return _polygons(points, corners, lines=left_out["l"], single=left_out["p"])
+    if left_out["l"]:
+        raise FormatError(_only_lines(left_out["l"]))
     return Contents(points, None, np.array(normals) if len(normals) == len(vertices) else None)
 
 
@@ -146,16 +161,29 @@ def _read_off(path: Path) -> Contents:
         return Contents(points)
     faces = [row.split() for row in rows[vertex_count : vertex_count + face_count]]
     # A colour may follow the corners.
-    return Contents(points, fan([[int(i) for i in row[1 : 1 + int(row[0])]] for row in faces]))
+    corners = [[int(i) for i in row[1 : 1 + int(row[0])]] for row in faces]
+    for row, face in zip(faces, corners, strict=True):
+        if len(face) != int(row[0]):
+            raise FormatError(f"a face announces {row[0]} corners and names {len(face)}")
+    return _polygons(points, corners)
 
 
 def _read_stl(path: Path) -> Contents:
     data = path.read_bytes()
     if data.lstrip()[:5] == b"solid" and b"\0" not in data:
-        rows = re.findall(rb"^\s*vertex\s+(\S+)\s+(\S+)\s+(\S+)\s*$", data, re.M | re.I)
-        if not rows or len(rows) != 3 * len(re.findall(rb"^\s*endfacet", data, re.M | re.I)):
-            raise FormatError(f"its {len(rows)} vertices are not three to a facet")
-        return _welded(np.array(rows, dtype=np.float64), np.arange(len(rows)).reshape(-1, 3), "STL")
+        words = re.findall(rb"^[ \t]*(?:vertex\b(.*)|(endfacet))", data, re.M | re.I)
+        ends = np.flatnonzero([bool(end) for _, end in words])
+        rows = [row.split() for row, end in words if not end]
+        if not rows or len(ends) == 0 or ends[-1] < len(words) - 1 or any(len(row) != 3 for row in rows):
+            raise FormatError(f"its {len(rows)} vertices are not three numbers each in facets that end with 'endfacet'")
+        last = ends - np.arange(len(ends))  # vertices up to the end of each facet
+        regular = np.array_equal(last, 3 * np.arange(1, len(ends) + 1))
+        corners = np.arange(len(rows))
+        facets = corners.reshape(-1, 3) if regular else np.split(corners, last[:-1])
+        read = _polygons(np.array(rows, dtype=np.float64), facets)
+        welded = _welded(read.points, cast(np.ndarray, read.faces), "STL")
+        welded.notes.extend(read.notes)
+        return welded
     count = int.from_bytes(data[80:84], "little")
     if count == 0 or len(data) < 84 + 50 * count:
         raise FormatError(f"it announces {count} triangles, which do not fit its {len(data)} bytes")
@@ -167,7 +195,10 @@ def _read_stl(path: Path) -> Contents:
 def _read_gltf(path: Path) -> Contents:
     from lamina.surfaces.gltf import read_scene
 
-    return _welded(*read_scene(path), "glTF")
+    scene = read_scene(path)
+    contents = _welded(scene.vertices, scene.triangles, "glTF")
+    contents.notes.extend(_left_out(scene.lines, scene.points))
+    return contents
 
 
 def _welded(vertices: np.ndarray, faces: np.ndarray, kind: str) -> Contents:
@@ -225,7 +256,7 @@ def _read_npz(path: Path) -> Contents:
         return Contents(vertices, None, normals)
     if faces.ndim != 2 or faces.dtype.kind not in "iu":
         raise FormatError(f"its faces are {faces.dtype} of shape {faces.shape}; expected integers (m, 3)")
-    return Contents(vertices, fan(faces))
+    return _polygons(vertices, faces)
 
 
 def _read_npy(path: Path) -> Contents:
@@ -237,18 +268,44 @@ def _read_npy(path: Path) -> Contents:
     return _with_normals(table.astype(np.float64))
 
 
-def fan(polygons) -> np.ndarray:
-    """Triangles (m, 3) of polygons (k, c) or of a sequence of k lists, each split from its first corner."""
-    if isinstance(polygons, np.ndarray) and polygons.ndim == 2:
-        groups = [polygons.astype(np.int64)]
-    else:
-        sizes = np.fromiter(map(len, polygons), np.int64, len(polygons))
-        rows = list(polygons)
-        groups = [np.array([rows[i] for i in np.flatnonzero(sizes == n)], dtype=np.int64) for n in np.unique(sizes)]
-    if any(group.shape[1] < 3 for group in groups):
-        raise FormatError("it has a face with fewer than three corners")
-    fans = [np.stack([np.broadcast_to(g[:, :1], g[:, 2:].shape), g[:, 1:-1], g[:, 2:]], 2) for g in groups]
-    return np.concatenate([f.transpose(1, 0, 2).reshape(-1, 3) for f in fans])
+# Faces
+
+
+def _polygons(points: np.ndarray, polygons, *, lines: int = 0, single: int = 0) -> Contents:
+    """A mesh of polygons (k, c), or of k lists of corners, beside so many lines and single points."""
+    found = triangulate(points, polygons)
+    if 0 < found.too_few == len(polygons):
+        raise FormatError(
+            f"all of its {len(polygons)} faces have fewer than three corners; expected triangles or polygons"
+        )
+    notes = _left_out(lines, single)
+    if found.too_few:
+        have = "has" if found.too_few == 1 else "have"
+        left = "was" if found.too_few == 1 else "were"
+        notes.insert(
+            0, f"{found.too_few} of {len(polygons)} faces {have} fewer than three corners and {left} left out."
+        )
+    if found.crossing:
+        notes.append(
+            f"{_count(found.crossing, 'face')} with crossing edges or very many corners: triangulated from the first "
+            "corner, which may overlap."
+        )
+    return Contents(points, found.triangles, notes=notes)
+
+
+def _left_out(lines: int, single: int) -> list[str]:
+    """The note about lines and points beside the faces, if there are any."""
+    kinds = [_count(number, kind) for number, kind in ((lines, "line"), (single, "point")) if number]
+    verbs = ("has", "was") if lines + single == 1 else ("have", "were")
+    return [f"{' and '.join(kinds)} beside the faces {verbs[0]} no area and {verbs[1]} left out."] if kinds else []
+
+
+def _only_lines(lines: int) -> str:
+    return f"it holds {_count(lines, 'line')} and no faces; expected a mesh, or points without lines for a point cloud"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # Text

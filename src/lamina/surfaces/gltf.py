@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,14 +19,24 @@ import numpy as np
 from lamina.surfaces.formats import FormatError
 
 COMPONENTS = {5120: "<i1", 5121: "<u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
-TRIANGLES, STRIP, FAN = 4, 5, 6
+POINTS, TRIANGLES, STRIP, FAN = 0, 4, 5, 6
 CHUNK_JSON, CHUNK_BINARY = 0x4E4F534A, 0x004E4942
 PLACED = 100  # times the bytes of the file that all placed copies of its meshes may take
 SMALL = 2**24
 
 
-def read_scene(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Vertices (n, 3) and triangles (m, 3) of all meshes, placed by the nodes of the scene."""
+@dataclass(frozen=True)
+class Scene:
+    """Vertices (n, 3) and triangles (m, 3), and how many primitives of lines and of points there were beside them."""
+
+    vertices: np.ndarray
+    triangles: np.ndarray
+    lines: int
+    points: int
+
+
+def read_scene(path: Path) -> Scene:
+    """The triangles of all meshes, placed by the nodes of the scene."""
     data = path.read_bytes()
     text, binary = _chunks(data) if data[:4] == b"glTF" else (data, b"")
     try:
@@ -38,7 +49,11 @@ def read_scene(path: Path) -> tuple[np.ndarray, np.ndarray]:
     left = max(SMALL, PLACED * (len(data) + sum(map(len, buffers))))
     primitives = [list(_primitives(scene, buffers, mesh)) for mesh in _list(scene, "meshes")]
     vertices, faces, count = [], [], 0
+    lines = points_only = 0
     for mesh, transform in _placed(scene):
+        modes = _modes(_at(_list(scene, "meshes"), mesh, "mesh"))
+        points_only += modes.count(POINTS)
+        lines += sum(mode not in (POINTS, TRIANGLES, STRIP, FAN) for mode in modes)
         for points, triangles in _at(primitives, mesh, "mesh"):
             left -= points.nbytes + triangles.nbytes
             if left < 0:
@@ -48,8 +63,13 @@ def read_scene(path: Path) -> tuple[np.ndarray, np.ndarray]:
             faces.append((triangles[:, ::-1] if mirrored else triangles) + count)
             count += len(points)
     if not faces:
-        raise FormatError("it has no triangles")
-    return np.concatenate(vertices), np.concatenate(faces)
+        beside = f" but {lines} primitives of lines and {points_only} of points" if lines or points_only else ""
+        raise FormatError(f"it has no triangles{beside}; expected a mesh")
+    return Scene(np.concatenate(vertices), np.concatenate(faces), lines, points_only)
+
+
+def _modes(mesh: Any) -> list[Any]:
+    return [primitive.get("mode", TRIANGLES) for primitive in _list(mesh, "primitives")]
 
 
 def _chunks(data: bytes) -> tuple[bytes, bytes]:

@@ -85,7 +85,13 @@ class Mesh(Surface):
                 "check the file or its units."
             )
         # Faces that repeat others may have vertices of their own, at the same places.
-        same = np.unique(vertices.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+        places, same = np.unique(vertices.numpy(), axis=0, return_inverse=True)
+        same = same.reshape(-1)
+        if len(places) < len(vertices):
+            self.notes.append(
+                f"{len(vertices) - len(places)} of {len(vertices)} vertices repeat the place of another; faces are "
+                "joined there, and every vertex keeps its own row."
+            )
         _, first = np.unique(np.sort(same[faces.numpy()], 1), axis=0, return_index=True)
         unique = torch.zeros(len(faces), dtype=torch.bool)
         unique[torch.from_numpy(first)] = True
@@ -167,12 +173,15 @@ class Mesh(Surface):
         ijk, _, piece, point = self.tree.to_nodes(lattice, radius)
         return NearNodes(ijk, self._feet(lattice.position(ijk), piece, point))
 
-    def interpolation(self, x: Tensor) -> Sparse:
+    def interpolation(self, x: Tensor, face: Tensor | None = None) -> Sparse:
         """Linear on each triangle."""
         assert self.faces is not None
-        feet = self.closest_points(x)
-        assert feet.face is not None
-        point, face = feet.points, self.faces[feet.face]
+        point = x
+        if face is None:
+            feet = self.closest_points(x)
+            assert feet.face is not None
+            point, face = feet.points, feet.face
+        face = self.faces[face]
         weights = _barycentric(self.positions[face], point)
         return sparse_rows(face.to(torch.int32), weights, len(self.points))
 

@@ -57,6 +57,7 @@ def read_sog(path: Path) -> SplatData:
         colours_of(harmonics),
         harmonics,
         ["Colours that depend on the view were not read."] if "shN" in meta else [],
+        form="sog",
     )
 
 

@@ -1,4 +1,5 @@
 """Readers of Gaussian splats: INRIA and compressed PLY, .splat, .spz; SOG archives are in lamina.surfaces.sog.
+Writers are in lamina.surfaces.splat_writing.
 
 Each gives SplatData. What a file announces is compared with its size before memory is asked for.
 Layouts: Kerbl et al. (2023), "3D Gaussian splatting for real-time radiance field rendering", and the
@@ -7,6 +8,7 @@ format descriptions of PlayCanvas (compressed PLY), antimatter15/splat and niant
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,18 +24,23 @@ from lamina.surfaces.formats import FormatError
 SH_0 = 0.28209479177387814  # the constant spherical harmonic, 1 / (2 sqrt(pi)): colour = 1/2 + SH_0 f_dc
 RECORD = np.dtype([("centre", "<f4", 3), ("scale", "<f4", 3), ("colour", "u1", 4), ("rotation", "u1", 4)])
 SPZ_MAGIC, SPZ_HEADER = b"NGSP", 16
+SPZ_COLOUR = 0.15  # what f_dc is multiplied with in .spz before it goes to 0..1
 SPZ_HARMONICS = (0, 9, 24, 45, 72)  # bytes of view-dependent colour a Gaussian, by degree
 GZIP_RATIO = 1032  # no deflate stream grows by more
 PER_BYTE = 4  # Gaussians a byte of a compressed file may stand for: trained ones take ten bytes each
 CHUNK = 256  # Gaussians that share the bounds of a chunk in a compressed PLY
 BLOCK = 2**20  # bytes decompressed at a time
+OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # components beside the one of that number
+# Properties of a PLY that a surface with a field writes anew, so that old ones are not kept beside them.
+WRITTEN = re.compile(r"x|y|z|f_dc_[012]|f_rest_\d+|opacity|scale_[012]|rot_[0123]|value(_\d+)?|red|green|blue")
 
 
 @dataclass(frozen=True)
 class SplatData:
     """Gaussians with covariances R diag(scales^2) R^T and peaks `opacities`, float32.
 
-    harmonics: f_dc and f_rest as they were stored, so that they can be written again; None: only colours.
+    harmonics: f_dc and f_rest in INRIA's order, so that they can be written again; None: only colours.
+    form: the extension of the format that they came in. extra: further properties (n,) of a PLY, by name.
     """
 
     centres: NDArray  # (n, 3)
@@ -43,6 +50,8 @@ class SplatData:
     colours: NDArray  # (n, 3) in 0..1, without their dependence on the view
     harmonics: NDArray | None = None  # (n, 3 + r)
     notes: list[str] = field(default_factory=list)
+    form: str = "ply"  # or compressed.ply, splat, spz, sog
+    extra: dict[str, NDArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -64,8 +73,7 @@ def without_largest(index: NDArray, three: NDArray) -> NDArray:
     """Quaternions (n, 4) from three of their components (n, 3) and the index (n,) of the fourth, the largest."""
     q = np.empty((len(index), 4), dtype=np.float32)
     rows = np.arange(len(index))
-    others = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
-    q[rows[:, None], others[index]] = three
+    q[rows[:, None], OTHERS[index]] = three
     q[rows, index] = np.sqrt((1 - (three.astype(np.float64) ** 2).sum(1)).clip(0))
     return q
 
@@ -107,7 +115,14 @@ def _inria(vertex: Any, names: set[str]) -> SplatData:
         expit(_columns(vertex, "opacity")[:, 0]),
         np.full((count, 3), 0.5, np.float32) if harmonics is None else colours_of(harmonics),
         harmonics,
+        extra={name: column for name in sorted(names) if (column := _extra(vertex, name)) is not None},
     )
+
+
+def _extra(vertex: Any, name: str) -> NDArray | None:
+    """A property (n,) that is no part of the Gaussians and holds plain numbers, or None."""
+    column = np.asarray(vertex[name])
+    return None if WRITTEN.fullmatch(name) or column.dtype.kind not in "iuf" else column
 
 
 def _compressed(elements: dict[str, Any]) -> SplatData:
@@ -131,14 +146,26 @@ def _compressed(elements: dict[str, Any]) -> SplatData:
     three = (_bits(rotation, (20, 10, 0), (10, 10, 10)) - np.float32(0.5)) * np.float32(2**0.5)
     with np.errstate(over="ignore", invalid="ignore"):
         scales = np.exp(between(_bits(scale, (21, 11, 0), (11, 10, 11)), "scale_", "xyz"))
+    harmonics = (colours - np.float32(0.5)) / np.float32(SH_0)
     return SplatData(
         between(_bits(position, (21, 11, 0), (11, 10, 11)), "", "xyz"),
         scales,
         normalised(without_largest((rotation >> 30).astype(np.int64), three)),
         _bits(colour, (0,), (8,))[:, 0],
         colours.clip(0, 1),
-        notes=["Colours that depend on the view were not read."] if "sh" in elements else [],
+        np.column_stack([harmonics, _bytes_of_harmonics(elements["sh"], count)]) if "sh" in elements else harmonics,
+        form="compressed.ply",
     )
+
+
+def _bytes_of_harmonics(sh: Any, count: int) -> NDArray:
+    """f_rest (n, r) from bytes, the middles of 256 steps from -4 to 4; 0 and 255 stand for the ends."""
+    names = sorted((p.name for p in sh.properties if re.fullmatch(r"f_rest_\d+", p.name)), key=lambda n: int(n[7:]))
+    if sh.count != count:
+        raise FormatError(f"it has {sh.count} rows of harmonics for {count} Gaussians")
+    steps = _columns(sh, *names) if names else np.zeros((count, 0), np.float32)
+    share = np.where(steps == 255, 1, np.where(steps == 0, 0, (steps + np.float32(0.5)) / 256))
+    return (8 * share - 4).astype(np.float32)
 
 
 def _bits(packed: NDArray, shifts: tuple[int, ...], widths: tuple[int, ...]) -> NDArray:
@@ -166,6 +193,7 @@ def read_splat(path: Path) -> SplatData:
         normalised((records["rotation"].astype(np.float32) - 128) / 128),
         records["colour"][:, 3] / np.float32(255),
         records["colour"][:, :3] / np.float32(255),
+        form="splat",
     )
 
 
@@ -185,23 +213,25 @@ def read_spz(path: Path) -> SplatData:
             f"it is of version {version}, degree {degree} and {fraction} fractional bits; expected version 1 to 3, "
             f"degree 0 to {len(SPZ_HARMONICS) - 1} and at most 23 bits"
         )
-    widths = (6 if version == 1 else 9, 1, 3, 3, 4 if version == 3 else 3)
+    widths = (6 if version == 1 else 9, 1, 3, 3, 4 if version == 3 else 3, SPZ_HARMONICS[degree])
     needed = SPZ_HEADER + count * sum(widths)
-    honest = needed + count * SPZ_HARMONICS[degree]
-    if not 0 < count <= PER_BYTE * len(data) or honest > GZIP_RATIO * len(data):
+    if not 0 < count <= PER_BYTE * len(data) or needed > GZIP_RATIO * len(data):
         raise FormatError(f"it announces {count} Gaussians, which do not fit its {len(data)} bytes")
-    columns = np.frombuffer(_inflated(data, needed, honest), np.uint8, needed - SPZ_HEADER, SPZ_HEADER)
+    columns = np.frombuffer(_inflated(data, needed, needed), np.uint8, needed - SPZ_HEADER, SPZ_HEADER)
     parts = np.split(columns, np.cumsum([count * w for w in widths])[:-1])
-    centre, opacity, colour, scale, rotation = (p.reshape(count, -1) for p in parts)
-    harmonics = (colour / np.float32(255) - np.float32(0.5)) / np.float32(0.15)
+    centre, opacity, colour, scale, rotation, view = (p.reshape(count, -1) for p in parts)
+    harmonics = (colour / np.float32(255) - np.float32(0.5)) / np.float32(SPZ_COLOUR)
+    # The file has the three channels of a coefficient side by side, INRIA's order all coefficients of a channel.
+    rest = view.reshape(count, SPZ_HARMONICS[degree] // 3, 3).transpose(0, 2, 1).reshape(count, -1)
+    rest = (rest.astype(np.float32) - 128) / 128
     return SplatData(
         centre.view("<f2").astype(np.float32) if version == 1 else _fixed_point(centre, fraction),
         np.exp(scale / np.float32(16) - 10),
         normalised(_smallest_three(rotation) if version == 3 else _first_three(rotation)),
         opacity[:, 0] / np.float32(255),
         colours_of(harmonics),
-        harmonics,
-        ["Colours that depend on the view were not read."] if degree else [],
+        np.column_stack([harmonics, rest]),
+        form="spz",
     )
 
 
@@ -251,7 +281,7 @@ def _smallest_three(four: NDArray) -> NDArray:
 
 
 def sniff(head: bytes, size: int) -> str | None:
-    """"splat", "spz" or "sog" where the first bytes of a file of that size betray it, or None."""
+    """ "splat", "spz" or "sog" where the first bytes of a file of that size betray it, or None."""
     if head[:2] == b"\x1f\x8b":
         try:
             return "spz" if zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, 4) == SPZ_MAGIC else None
