@@ -10,9 +10,9 @@ from scipy.spatial import Delaunay
 
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
-from lamina.view.annotate import ticks
+from lamina.view.annotate import ticks, time_text
 from lamina.view.camera import View, look_at, upright_axis
-from lamina.view.colours import CONTROLS, MISSING, colourise, oklab, scale_of, table
+from lamina.view.colours import CENTRED, CONTROLS, DIVERGING, MISSING, colourise, oklab, scale_of, table
 from lamina.view.normals import corner_normals
 from lamina.view.raster import barycentric, nearest_triangles, spans
 from lamina.view.render import render, render_png
@@ -127,7 +127,70 @@ def test_creases_stay_sharp_and_smooth_parts_smooth():
     np.testing.assert_allclose(smooth, BALL[BALL_FACES], atol=0.02)
 
 
+def test_vertices_stored_once_for_each_triangle_make_no_seams():
+    apart = np.arange(BALL_FACES.size).reshape(-1, 3)
+    found = corner_normals(BALL[BALL_FACES].reshape(-1, 3), apart)
+    np.testing.assert_allclose(found, corner_normals(BALL, BALL_FACES), atol=1e-12)
+
+
+def test_one_triangle_wound_the_wrong_way_round_is_not_seen():
+    turned = BALL_FACES.copy()
+    front = BALL[turned].mean(1)[:, 1].argmin()
+    turned[front] = turned[front, ::-1]
+    right, found = (picture(BALL, BALL[:, 0], faces=f, normals=BALL, view=FRONT) for f in (BALL_FACES, turned))
+    assert np.abs(found - right).max() <= 2
+
+
+def test_pixels_at_the_edge_lie_between_surface_and_background():
+    image = picture(BALL, np.zeros(len(BALL)), faces=BALL_FACES, view=FRONT)[:, :, 0]
+    rows = image[SIZE // 3 : 2 * SIZE // 3]
+    first = (rows != 255).argmax(1)  # the first pixel that is not background
+    edge, inside = (np.take_along_axis(rows, first[:, None] + k, 1) for k in (0, 3))
+    assert ((edge > inside + 10) & (edge < 245)).mean() > 0.4
+
+
+def test_title_time_and_names_take_their_places():
+    plain = np.asarray(render(BALL, BALL[:, 0], faces=BALL_FACES, size=(400, 400), name=""))
+    named = np.asarray(render(BALL, BALL[:, 0], faces=BALL_FACES, size=(400, 400), name="temperature", unit="K"))
+    changed = (named != plain).any(2)
+    assert changed.any()
+    assert not changed[:, :200].any()  # only at the colour bar
+    said = [
+        np.asarray(render(BALL, BALL[:, 0], faces=BALL_FACES, size=(400, 400), title="heat", time=time, time_unit="s"))
+        for time in (None, 0.5, 0.25)
+    ]
+    for other in said[1:]:
+        changed = (said[0] != other).any(2)
+        assert changed[:40].any()
+        assert not changed[40:].any()
+
+
+@pytest.mark.parametrize(
+    ("time", "times", "text"),
+    [
+        (0.1, (0.0, 0.1, 0.2), "t = 0.1 s"),
+        (1 / 3, (0.0, 1 / 3, 2 / 3), "t = 0.333 s"),
+        (1000.0123, (1000.0, 1000.0123), "t = 1000.0123 s"),
+        (2e-9, (0.0, 1e-9, 2e-9), "t = 2e-09 s"),
+        (0.0, (0.0,), "t = 0 s"),
+    ],
+)
+def test_times_have_the_digits_that_tell_them_apart(time, times, text):
+    assert time_text(time, times, "s") == text
+
+
 # Point clouds
+
+
+def test_discs_do_not_stick_out_beyond_a_rim():
+    side = np.linspace(-1, 1, 25)
+    x, z = (a.reshape(-1) for a in np.meshgrid(side, side))
+    points = np.stack([x, np.zeros_like(x), z], 1)
+    cloud = picture(points, x, normals=np.tile([0.0, -1.0, 0.0], (len(x), 1)), view=FRONT)
+    corners, faces = quad(-1, 1)
+    mesh = picture(corners, corners[:, 0], faces=faces, view=FRONT)
+    assert covered(cloud)[covered(mesh)].mean() > 0.99
+    assert covered(cloud).sum() < 1.15 * covered(mesh).sum()
 
 
 @pytest.mark.parametrize("given_normals", [True, False])
@@ -216,16 +279,30 @@ def test_interpolation_is_correct_in_perspective():
 def test_equal_steps_look_equally_large(name):
     lab = oklab(table(name)[::64] / 255)
     step = np.linalg.norm(np.diff(lab, axis=0), axis=1)
-    if name == "diverging":
-        step = np.delete(step, 7)  # the curve turns back at white
+    if name in CENTRED:
+        step = np.delete(step, 7)  # the curve turns back in the middle
     assert step.max() < 1.2 * step.min()
 
 
-def test_lightness_orders_the_sequential_map_and_peaks_in_the_middle_of_the_diverging_one():
-    assert (np.diff(oklab(table("sequential")[::16] / 255)[:, 0]) > 0).all()
-    lightness = oklab(table("diverging") / 255)[:, 0]
+@pytest.mark.parametrize("name", [name for name in CONTROLS if name not in CENTRED])
+def test_lightness_orders_the_sequential_maps(name):
+    assert (np.diff(oklab(table(name)[::16] / 255)[:, 0]) > 0).all()
+
+
+@pytest.mark.parametrize("name", DIVERGING)
+def test_lightness_peaks_in_the_middle_of_the_diverging_maps(name):
+    lightness = oklab(table(name) / 255)[:, 0]
     assert abs(int(lightness.argmax()) - 512) < 8
     assert lightness[0] == pytest.approx(lightness[-1], abs=0.05)
+
+
+def test_the_cyclic_map_ends_where_it_begins():
+    np.testing.assert_array_equal(table("cyclic")[0], table("cyclic")[-1])
+
+
+def test_a_diverging_map_is_symmetric_about_zero():
+    scale = scale_of(np.array([-0.01, 1.0]), "purple-green")
+    assert (scale.low, scale.high) == (-1.0, 1.0)
 
 
 def test_auto_is_diverging_and_symmetric_when_both_signs_matter():

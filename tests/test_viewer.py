@@ -8,18 +8,23 @@ import json
 import re
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.spatial import ConvexHull
 
 import browser as devtools
 import lamina
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
+from lamina.view.colours import CONTROLS
+from lamina.view.normals import corner_normals
 from lamina.view.page import MISSING, _template, page
+from lamina.view.render import render
 from lamina.view.scene import Scene, grid_nodes, read_scene, scene_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,6 +127,61 @@ def test_a_notebook_gets_the_whole_page_in_a_frame():
     assert html.unescape(source[1]) == made.text
 
 
+def test_a_page_says_what_it_is():
+    said = repr(page(ball()))
+    assert "ball" in said
+    assert "MB" in said
+    assert ".save('u.html')" in said
+    assert len(said) < 200
+
+
+def cube():
+    """The cube [-1, 1]^3 with 8 vertices."""
+    corners = np.array([[x, y, z] for x in (-1.0, 1) for y in (-1.0, 1) for z in (-1.0, 1)])
+    faces = ConvexHull(corners).simplices
+    a, b, c = corners[faces].transpose(1, 0, 2)
+    inward = np.einsum("ij,ij->i", np.cross(b - a, c - a), a) < 0
+    return corners, np.where(inward[:, None], faces[:, ::-1], faces)
+
+
+def shown_corners(text):
+    """Places and normals (m, 3, 3) of the corners of the triangles in a page."""
+    _, arrays = held(text)
+    points = arrays["positions"].reshape(-1, 3)
+    points = np.concatenate([points, points[arrays["copies"]]])
+    faces = arrays["faces"].reshape(-1, 3).astype(int)
+    return points[faces], arrays["normals"].reshape(-1, 3)[faces] / 127
+
+
+def test_the_page_shades_a_cube_by_its_faces():
+    corners, faces = cube()
+    places, normals = shown_corners(page(Scene("cube", corners, np.zeros((1, 8)), faces=faces)).text)
+    a, b, c = places.transpose(1, 0, 2)
+    flat = np.cross(b - a, c - a)
+    flat /= np.linalg.norm(flat, axis=1, keepdims=True)
+    np.testing.assert_allclose(normals, np.repeat(flat[:, None], 3, axis=1), atol=0.01)
+
+
+@pytest.mark.parametrize("shape", ["ball", "cylinder"])
+def test_page_and_picture_have_the_same_normals_at_every_corner(shape):
+    points, faces = (BALL, BALL_FACES) if shape == "ball" else cylinder()
+    places, normals = shown_corners(page(Scene(shape, points, points[:, :1].T, faces=faces)).text)
+    scale = np.abs(places).max() / np.abs(points - points.mean(0)).max()
+    np.testing.assert_allclose(places, scale * (points - points.mean(0))[faces], atol=1e-6)
+    np.testing.assert_allclose(normals, corner_normals(points, faces), atol=0.04)
+
+
+def cylinder(around=24):
+    """A tin: smooth around, with a sharp edge at bottom and top."""
+    angle = 2 * np.pi * np.arange(around) / around
+    ring = np.stack([np.cos(angle), np.sin(angle)], 1)
+    points = np.concatenate([np.c_[ring, -np.ones(around)], np.c_[ring, np.ones(around)]])
+    faces = ConvexHull(points).simplices
+    a, b, c = points[faces].transpose(1, 0, 2)
+    inward = np.einsum("ij,ij->i", np.cross(b - a, c - a), a + b + c) < 0
+    return points, np.where(inward[:, None], faces[:, ::-1], faces)
+
+
 # Scenes
 
 
@@ -140,16 +200,16 @@ def test_frames_are_equally_spaced_from_the_initial_state(flow):
 
 
 def test_a_solution_can_be_compared_with_functions_values_and_solutions(flow):
-    exact = scene_of(flow, reference=lambda x, t: np.exp(-2 * t) * x[:, 0])
+    exact = scene_of(flow, flow.drawn, reference=lambda x, t: np.exp(-2 * t) * x[:, 0])
     assert exact.reference is not None
     assert np.abs(exact.values - exact.reference).max() < 2e-3
-    same = scene_of(flow, reference=flow)
+    same = scene_of(flow, flow.drawn, reference=flow)
     np.testing.assert_array_equal(same.values, same.reference)
-    last = scene_of(flow, reference=flow.values).reference
+    last = scene_of(flow, flow.drawn, reference=flow.values).reference
     assert last is not None
     np.testing.assert_array_equal(last[0], flow.values)
     other = lamina.heat(lamina.Domain(lamina.Sphere(level=2), 0.25), lambda x: x[:, 0], 0.1, frames=5, accuracy=1e-3)
-    elsewhere = scene_of(flow, reference=other).reference
+    elsewhere = scene_of(flow, flow.drawn, reference=other).reference
     assert elsewhere is not None
     assert np.abs(elsewhere - exact.reference).max() < 2e-2  # that grid is coarse
 
@@ -179,6 +239,17 @@ def test_a_surface_without_values_shows_its_height(tmp_path):
     path = tmp_path / "ball.obj"
     path.write_text("v 0 0 0\nv 1 0 0\nv 0 1 2\nv 1 1 3\nf 1 2 3\nf 2 4 3\n")
     np.testing.assert_array_equal(read_scene(path).values, [[0, 0, 2, 3]])
+
+
+def test_a_notebook_shows_a_solution_as_a_picture(flow):
+    text = flow._repr_html_()
+    data = re.search(r'src="data:image/png;base64,([^"]+)"', text)
+    assert data
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(data[1]))).convert("RGB")).astype(int)
+    assert coloured(picture).mean() > 0.1
+    assert "u from -0.8" in text
+    assert "5 frames" in text
+    assert len(text) < 300_000
 
 
 # The command
@@ -234,7 +305,9 @@ def show(tab, scene, folder, **options):
 
 
 def drawn(tab):
-    """What the canvas shows (height, width, 3), without the controls."""
+    """What the canvas shows (height, width, 3) once it is at rest, without the controls."""
+    tab.settle()
+    tab.wait("document.documentElement.dataset.fine === document.documentElement.dataset.drawn")
     tab.settle()
     shot = tab.shot()
     left, width = tab.js("(() => { const v = window.lamina.views(); return [v[0].left, v.length * v[0].width]; })()")
@@ -376,11 +449,23 @@ def test_range_isolines_layers_and_keys_change_the_picture(tab, tmp_path):
         return (np.abs(now - plain).max(2) > 10).mean() > least
 
     assert not differs()
-    for key in ("i", "n", "b", "c", "d"):  # each on, and off again
+    for key in ("i", "n", "b", "c", "d", "w"):  # each on, and off again
         tab.press(key)
         assert differs(), key
         tab.press(key)
         assert not differs(), key
+    tab.press("c")
+    before = coloured(drawn(tab)).sum()
+    for _ in range(5):
+        tab.press("]")
+    assert coloured(drawn(tab)).sum() < 0.95 * before  # the farther back the plane, the less remains
+    tab.press("c")
+    assert not differs()
+    tab.press("m")
+    assert differs(0.05)
+    for _ in range(len(CONTROLS) - 1):
+        tab.press("m")
+    assert not differs()
     tab.js("(e => { e.value = '0.2'; e.dispatchEvent(new Event('change')); })(document.getElementById('high'))")
     assert differs(0.05)
     tab.press("f")
@@ -437,9 +522,72 @@ def test_the_picture_has_surface_colour_bar_and_title(tab, tmp_path):
     show(tab, ball(), tmp_path)
     data = tab.js("window.lamina.picture().toDataURL('image/png')")
     picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(data.split(",")[1]))).convert("RGB")).astype(int)
-    assert coloured(picture[100:540, 100:650]).mean() > 0.2
-    bar = picture[:, -100:-90]
+    assert picture.shape == (2 * 640, 2 * 900, 3)
+    assert coloured(picture[200:1080, 200:1300]).mean() > 0.2
+    bar = picture[:, -200:-180]  # two pixels for each of the screen
     assert (bar[..., 0] - bar[..., 2] > 60).any()
     assert (bar[..., 2] - bar[..., 0] > 60).any()
-    assert (picture[10:30, 10:100] < 128).any()
+    assert (picture[20:60, 20:200] < 128).any()
+    assert_clean(tab)
+
+
+def test_h_opens_and_closes_the_keys(tab, tmp_path):
+    show(tab, ball(), tmp_path)
+    for opened in (True, False, True, False):
+        tab.press("h")
+        assert tab.js("document.getElementById('keys').open") is opened
+    assert_clean(tab)
+
+
+def test_title_time_unit_and_colour_bar_are_named(tab, tmp_path):
+    scene = replace(ball(3), title="u on ball", times=(0.0, 0.0125, 0.025))
+    show(tab, scene, tmp_path, name="temperature", unit="K", time_unit="s")
+    assert tab.js("document.getElementById('field').textContent") == "temperature (K)"
+    assert tab.js("document.getElementById('title').textContent") == "temperature on ball, t = 0 s"
+    tab.press(".")
+    assert tab.js("document.getElementById('title').textContent") == "temperature on ball, t = 0.0125 s"
+    show(tab, ball(), tmp_path)
+    assert tab.js("document.getElementById('title').textContent") == "ball"  # nothing varies in time
+    assert_clean(tab)
+
+
+@pytest.mark.parametrize("offset", [0.0, 123456.0, -1e-12])
+def test_the_numbers_at_the_bar_are_seen_whole(tab, tmp_path, offset):
+    extent = 2e-3 / 7 * (abs(offset) or 1e-9)
+    show(tab, Scene("ball", BALL, offset + 0.5 * extent * BALL[:, :1].T, faces=BALL_FACES), tmp_path)
+    for box in ("low", "high"):
+        wide, room = tab.js(f"(e => [e.scrollWidth, e.clientWidth])(document.getElementById('{box}'))")
+        assert wide <= room
+    low, high = (float(tab.js(f"document.getElementById('{box}').value")) for box in ("low", "high"))
+    assert high - low == pytest.approx(extent, rel=1e-3)
+    assert_clean(tab)
+
+
+def test_the_faces_of_a_cube_have_the_colours_of_the_picture(tab, tmp_path):
+    """One colour for each of the three faces that are seen, with nothing between them, and the same as in the PNG."""
+    corners, faces = cube()
+    show(tab, Scene("cube", corners, np.zeros((1, 8)), faces=faces), tmp_path)
+    on_page, share = most_frequent(drawn(tab))
+    assert share > 0.97
+    picture = np.asarray(render(corners, np.zeros(8), faces=faces, colour_bar=False)).astype(int)
+    np.testing.assert_allclose(on_page, most_frequent(picture)[0], atol=2)
+    assert_clean(tab)
+
+
+def most_frequent(image, count=3):
+    """The colours (count, 3) that most pixels have, without the background, in order, and the share of these pixels."""
+    found, times = np.unique(image.reshape(-1, 3), axis=0, return_counts=True)
+    some = (found < 250).any(1)
+    found, times = found[some], times[some]
+    best = times.argsort()[-count:]
+    return np.array(sorted(found[best].tolist())), times[best].sum() / times.sum()
+
+
+def test_pixels_at_the_edge_lie_between_surface_and_background(tab, tmp_path):
+    show(tab, Scene("ball", BALL, np.zeros((1, len(BALL))), faces=BALL_FACES), tmp_path)
+    drawn(tab)
+    rows = tab.shot()[400:500, 680:400:-1, 0]  # from the right, below the controls
+    first = (rows < 250).argmax(1)
+    edge, inside = (np.take_along_axis(rows, first[:, None] + k, 1) for k in (0, 3))
+    assert ((edge > inside + 10) & (edge < 245)).mean() > 0.4
     assert_clean(tab)

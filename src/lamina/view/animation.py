@@ -16,6 +16,7 @@ from PIL import Image
 from lamina.errors import InputError
 from lamina.export import atomic_write
 from lamina.progress import progress
+from lamina.view.annotate import heading
 from lamina.view.colours import as_floats, scale_of
 from lamina.view.render import render
 
@@ -31,6 +32,7 @@ def animate(
     size: tuple[int, int] = (480, 480),
     seconds: float = 4.0,
     title: str | None = None,
+    time_unit: str = "",
     map: str = "auto",
     low: float | None = None,
     high: float | None = None,
@@ -39,8 +41,8 @@ def animate(
 ) -> Path:
     """Write states (s, n) of a field at points (n, 3), s at least 2, at given times (s,), as .gif or .mp4.
 
-    All in one scale of colours, from one place. seconds: how long it plays. Other options as in `render`. An MP4 needs
-    the program ffmpeg. Returns the path. Raises InputError.
+    All in one scale of colours, from one place. seconds: how long it plays. time_unit: of the times. Other options as
+    in `render`. An MP4 needs the program ffmpeg. Returns the path. Raises InputError.
     """
     path, states = Path(path), as_floats(values)
     if path.suffix.lower() not in KINDS:
@@ -56,7 +58,7 @@ def animate(
     pictures = []
     with progress("drawing", show_progress) as update:
         for i, (state, time) in enumerate(zip(states, times, strict=True)):
-            said = f"{title}, t = {time:.4g}" if title else f"t = {time:.4g}"
+            said = heading(title, time, times, time_unit)
             pictures.append(
                 render(points, state, size=size, title=said, map=scale.map, low=scale.low, high=scale.high, **options)
             )

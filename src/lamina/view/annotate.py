@@ -1,9 +1,11 @@
-"""Title and colour bar of a picture."""
+"""Title and colour bar of a picture, and numbers as people write them."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,20 +37,34 @@ def ticks(low: float, high: float, most: int = 6) -> tuple[list[float], int, int
     return [i * step for i in range(first, last + 1)], decimals, factor
 
 
+def time_text(time: float, times: Sequence[float], unit: str = "") -> str:
+    """ "t = 0.0125 s", with enough digits to tell it from its neighbours among times, which rise."""
+    steps = [abs(b - a) for a, b in pairwise(times) if b != a] or [abs(time)]
+    smallest = min(steps)
+    decimals = 2 - math.floor(math.log10(smallest)) if smallest > 0 else 6
+    return f"t = {round(time, max(decimals, 0)) + 0.0:.15g}" + (f" {unit}" if unit else "")
+
+
+def heading(title: str | None, time: float | None, times: Sequence[float] = (), unit: str = "") -> str:
+    """Title and time in one line, either of which may be missing."""
+    said = "" if time is None else time_text(time, times, unit)
+    return ", ".join(part for part in (title or "", said) if part)
+
+
 def letter_height(width: int, height: int) -> int:
     """Pixels of the type in a picture of this size."""
     return max(9, round(min(width, height) / 52))
 
 
-def annotate(image: NDArray[np.uint8], scale: Scale | None, title: str | None) -> Image.Image:
-    """The picture with its colour bar (unless scale is None) and title."""
+def annotate(image: NDArray[np.uint8], scale: Scale | None, title: str | None, name: str = "") -> Image.Image:
+    """The picture with its colour bar (unless scale is None), called name, and title."""
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     letter = letter_height(*picture.size)
     if title:
         _draw_title(draw, title, picture.width, letter)
     if scale is not None:
-        _draw_bar(picture, draw, scale, letter)
+        _draw_bar(picture, draw, scale, letter, name)
     return picture
 
 
@@ -73,8 +89,8 @@ def _font_for(text: str, size: float):
     return ImageFont.load_default(size), text
 
 
-def _draw_bar(picture: Image.Image, draw: ImageDraw.ImageDraw, scale: Scale, letter: int) -> None:
-    """A bar at the right edge, with the values of its ticks beside it."""
+def _draw_bar(picture: Image.Image, draw: ImageDraw.ImageDraw, scale: Scale, letter: int, name: str) -> None:
+    """A bar at the right edge, with its name above it and the values of its ticks beside it."""
     font = ImageFont.load_default(letter)
     numbers, decimals, factor = ticks(scale.low, scale.high)
     unit = 10.0**factor
@@ -90,6 +106,10 @@ def _draw_bar(picture: Image.Image, draw: ImageDraw.ImageDraw, scale: Scale, let
         x, y = left + thick, top + (1 - share) * (tall - 1)
         draw.line([(x + 0.2 * letter, y), (x + 0.5 * letter, y)], _FAINT, max(1, letter // 14))
         draw.text((x + 0.8 * letter, y), label, _INK, font, anchor="lm")
+    if name:
+        font_of_name, name = _font_for(" ".join(name.split()), letter)
+        x = min(left, picture.width - letter - draw.textlength(name, font_of_name))
+        draw.text((x, top - (2.9 if factor else 1.1) * letter), name, _INK, font_of_name, anchor="ls")
     if factor:
         small = ImageFont.load_default(0.75 * letter)
         y = top - 1.2 * letter

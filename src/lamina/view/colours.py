@@ -1,4 +1,4 @@
-"""Numbers to colours: one sequential and one diverging map, equal steps looking equally large.
+"""Numbers to colours: maps in which equal steps look equally large.
 
 A map is a smooth curve through a few control colours in Oklab, a space in which distance is about what the
 eye sees (Ottosson, 2020, "A perceptual color space for image processing"), travelled at constant speed.
@@ -17,12 +17,23 @@ from lamina.errors import InputError
 
 MISSING = (168, 168, 172)  # where a value is not finite
 
-# Lightness rises along the sequential map; it rises to the middle of the diverging map and falls after it.
-# Neither goes to black, so that shading stays visible on every colour.
+# None goes to black, so that shading stays visible on every colour. Lightness rises along the sequential maps; it rises
+# to the middle of the diverging ones and falls after it; it falls to the middle of the cyclic one, which ends where it
+# begins. "blue-yellow" has no red and green to tell apart, for readers who see these alike.
 CONTROLS = {
     "sequential": ("#403089", "#3f59b0", "#2f86ad", "#3fb08f", "#8fd05c", "#f7e463"),
+    "fire": ("#41155c", "#7d1f63", "#b5364f", "#df6532", "#f3a43f", "#fbeaa8"),
+    "ocean": ("#17305e", "#1b5584", "#2380a0", "#4fb0a6", "#a2d8b6", "#eef7dd"),
+    "blue-yellow": ("#1a2b5c", "#465179", "#6f7183", "#9b9479", "#cbba62", "#f8e556"),
+    "grey": ("#3a3b3e", "#f4f4f2"),
     "diverging": ("#16418f", "#3f83c9", "#9cc6e6", "#f5f3f0", "#f0ab86", "#d3543f", "#8f1330"),
+    "purple-green": ("#4d2472", "#8a5db0", "#c8afd9", "#f4f3f1", "#abd3a4", "#4d9c5c", "#12562f"),
+    "cyclic": ("#ece6ea", "#a9bcd6", "#6486c0", "#5a50a0", "#4d2456", "#94375a", "#c0655a", "#d8ac9a", "#ece6ea"),
 }
+# For values of both signs: symmetric about zero unless limits are given.
+DIVERGING = ("diverging", "purple-green")
+# Maps whose middle is a colour of its own, at equal distance from both ends.
+CENTRED = (*DIVERGING, "cyclic")
 _SIZE = 1024
 
 _LMS = np.array(
@@ -70,8 +81,9 @@ def colourise(
 ) -> NDArray[np.uint8]:
     """Colours (n, 3), uint8 sRGB, of values (n,), from `low` to `high` (their extremes unless given).
 
-    map: "sequential", "diverging", or "auto": diverging and symmetric about zero where the values have
-    both signs and neither side is smaller than a fifth of the other. Values that are not finite are grey.
+    map: "sequential", "fire", "ocean", "blue-yellow", "grey", "diverging", "purple-green", "cyclic" (for angles), or
+    "auto": diverging and symmetric about zero where the values have both signs and neither side is smaller than a fifth
+    of the other, sequential otherwise. Values that are not finite are grey.
     """
     array = as_floats(values)
     return scale_of(array, map, low, high).colours(array)
@@ -80,7 +92,7 @@ def colourise(
 def scale_of(values: ArrayLike, map: str = "auto", low: float | None = None, high: float | None = None) -> Scale:
     """The map and the limits that `colourise` uses for these values."""
     if map not in ("auto", *CONTROLS):
-        raise InputError(f"there is no colour map '{map}'; choose auto, {' or '.join(CONTROLS)}.")
+        raise InputError(f"there is no colour map '{map}'; choose one of auto, {', '.join(CONTROLS)}.")
     array = as_floats(values)
     finite = array[np.isfinite(array)]
     smallest, largest = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -89,7 +101,7 @@ def scale_of(values: ArrayLike, map: str = "auto", low: float | None = None, hig
     if map == "auto":
         both = bottom < 0 < top and min(-bottom, top) >= 0.2 * max(-bottom, top)
         map = "diverging" if both else "sequential"
-    if map == "diverging" and low is None and high is None:
+    if map in DIVERGING and low is None and high is None:
         top = max(abs(bottom), abs(top))
         bottom = -top
     size = max(abs(bottom), abs(top))
@@ -109,7 +121,7 @@ def table(map: str) -> NDArray[np.uint8]:
     # pchip keeps lightness monotone between controls; the resampling makes the speed constant.
     curve = PchipInterpolator(knots, controls)(np.linspace(0, knots[-1], 8 * _SIZE))
     length = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(curve, axis=0), axis=1))])
-    if map == "diverging":
+    if map in CENTRED:
         middle = np.interp(knots[len(knots) // 2], np.linspace(0, knots[-1], len(length)), length)
         stops = np.interp(np.linspace(0, 2, _SIZE), [0, 1, 2], [0, middle, length[-1]])
     else:

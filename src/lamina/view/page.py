@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 
 from lamina.view.camera import View, as_view, look_at
 from lamina.view.colours import CONTROLS, scale_of, table
+from lamina.view.normals import split_at_creases, unit
 from lamina.view.scene import Scene
+from lamina.view.surfels import surfels
 
 ANGLE = 30.0  # of the camera, in degrees
 MISSING = 3e38  # what a value that is not finite becomes
@@ -36,6 +37,11 @@ class Page:
 
     text: str
     height: int = 560
+    title: str = ""
+
+    def __repr__(self) -> str:
+        size = len(self.text) / 1e6
+        return f"Page({self.title!r}, {size:.1f} MB; write it with .save('u.html') and open that in a browser)"
 
     def save(self, path: str | Path) -> Path:
         """Write it, whole or not at all."""
@@ -59,18 +65,18 @@ def page(
     low: float | None = None,
     high: float | None = None,
     height: int = 560,
+    name: str | None = None,
+    unit: str | None = None,
+    time_unit: str | None = None,
 ) -> Page:
-    """The page of a scene. view, map, low, high: as in lamina.view.render.render; height: of the frame in a notebook,
-    in pixels."""
-    arrays: dict[str, NDArray] = {}
+    """The page of a scene.
+
+    view, map, low, high, name, unit, time_unit: as in lamina.view.render.render; height: of the frame in a notebook, in
+    pixels.
+    """
+    scene = scene.called(name, unit, time_unit)
     camera, points = _camera(scene, view)
-    arrays["positions"] = points.astype("<f4")
-    if scene.faces is not None and len(scene.faces):
-        arrays["faces"] = scene.faces.astype("<u2" if len(points) <= 2**16 else "<u4")
-    else:
-        arrays["extents"] = _extents(points).astype("<f4")
-    if scene.normals is not None:
-        arrays["normals"] = np.rint(127 * np.nan_to_num(scene.normals).clip(-1, 1)).astype("<i1")
+    arrays = {"positions": points.astype("<f4")} | _shape(scene, points)
     if scene.band is not None:
         step = -(-len(scene.band) // MOST_NODES)
         arrays["band"] = ((scene.band[::step] - camera["centre"]) / camera["radius"]).astype("<f4")
@@ -81,8 +87,12 @@ def page(
     arrays["values"] = values.astype("<f4") if whole else np.rint(32767.5 * (values + 1)).astype("<u2")
     header = {
         "title": scene.title,
+        "name": scene.field_name,
         "subtitle": _subtitle(scene),
         "times": list(scene.times),
+        "timed": scene.has_time,
+        "timeUnit": scene.time_unit,
+        "oriented": scene.normals is not None,
         "camera": camera | {"centre": camera["centre"].tolist()},
         "values": {"map": scale.map, "low": scale.low, "high": scale.high, "offset": offset, "scale": size},
         "maps": {name: _table(name) for name in CONTROLS},
@@ -101,7 +111,25 @@ def page(
     for name, array in arrays.items():
         parts.append(_script(name, "text/plain", base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")))
     before, after = _template().split(_HOLE)
-    return Page("".join([before, *parts, after]), height)
+    return Page("".join([before, *parts, after]), height, scene.title)
+
+
+def _shape(scene: Scene, points: NDArray) -> dict[str, NDArray]:
+    """What is drawn over the points: triangles, whose vertices are split at creases, or discs.
+
+    copies (k,): the vertices that the page has to append to those it has. normals (n + k, 3): bytes, 127 being one.
+    clips (n, 3): the part of a disc where the offset from its centre, in radii, times this is more than 1 is cut off.
+    """
+    if scene.faces is not None and len(scene.faces):
+        copies, faces, normals = split_at_creases(scene.points, scene.faces, scene.normals)
+        small = "<u2" if len(normals) <= 2**16 else "<u4"
+        return {"copies": copies.astype("<u4"), "faces": faces.astype(small), "normals": normals}
+    discs = surfels(points, np.zeros(len(points)), scene.normals)
+    return {
+        "extents": discs.radius.astype("<f4"),
+        "normals": np.rint(127 * unit(discs.frame[:, 2])).astype("<i1"),
+        "clips": np.einsum("nj,nji->ni", discs.clip, discs.frame[:, :2]).astype("<f4"),
+    }
 
 
 @cache
@@ -131,14 +159,6 @@ def _camera(scene: Scene, view: View | tuple[float, float] | None) -> tuple[dict
         "distance": 1.08 / np.sin(np.radians(ANGLE / 2)),
     }
     return camera, (scene.points - seen.centre) / radius
-
-
-def _extents(points: NDArray) -> NDArray:
-    """Radii (n,) of the discs that points are drawn as: just large enough to overlap."""
-    near = KDTree(points).query(points, k=min(7, len(points)), workers=-1)[0].reshape(len(points), -1)
-    radius = near[:, -1]
-    typical = float(np.median(radius)) or 0.02
-    return np.clip(radius, 0.3 * typical, 3 * typical)
 
 
 def _normalised(values: NDArray, middle: bool) -> tuple[NDArray, float, float]:

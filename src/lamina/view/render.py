@@ -10,7 +10,7 @@ from PIL import Image
 
 from lamina.errors import InputError
 from lamina.export import atomic_write
-from lamina.view.annotate import BAR_LETTERS, annotate, letter_height
+from lamina.view.annotate import BAR_LETTERS, annotate, heading, letter_height
 from lamina.view.camera import Camera, View, as_view, look_at
 from lamina.view.colours import as_floats, scale_of
 from lamina.view.normals import corner_normals, dot, unit
@@ -30,6 +30,10 @@ def render_png(
     normals: ArrayLike | None = None,
     size: tuple[int, int] = (900, 900),
     title: str | None = None,
+    name: str = "u",
+    unit: str = "",
+    time: float | None = None,
+    time_unit: str = "",
     view: View | tuple[float, float] | None = None,
     colour_bar: bool = True,
     map: str = "auto",
@@ -45,6 +49,10 @@ def render_png(
         normals=normals,
         size=size,
         title=title,
+        name=name,
+        unit=unit,
+        time=time,
+        time_unit=time_unit,
         view=view,
         colour_bar=colour_bar,
         map=map,
@@ -63,6 +71,10 @@ def render(
     normals: ArrayLike | None = None,
     size: tuple[int, int] = (900, 900),
     title: str | None = None,
+    name: str = "u",
+    unit: str = "",
+    time: float | None = None,
+    time_unit: str = "",
     view: View | tuple[float, float] | None = None,
     colour_bar: bool = True,
     map: str = "auto",
@@ -73,14 +85,16 @@ def render(
 
     faces (m, 3): triangles; without them every point becomes a small disc along its normal (n, 3).
     size: width and height in pixels. view: a View, or (azimuth, elevation) in degrees with z up.
-    map, low, high: as in `colourise`.
+    title, and time with its unit: written on top, as "heat on bunny, t = 0.012 s". name and unit of the values: written
+    at the colour bar. map, low, high: as in `colourise`.
     """
     vertices, field, triangles, directions = _checked(points, values, faces, normals)
     width, height = (int(n) for n in size)
     if min(width, height) < 32 or max(width, height) > 20000:
         raise InputError(f"a picture of {width} x {height} pixels cannot be drawn; use 32 to 20000 a side.")
+    said = heading(title, time, unit=time_unit)
     used = vertices if triangles is None else vertices[np.unique(triangles)]
-    camera = look_at(used, as_view(view), _frame(width, height, bool(title), colour_bar)).enlarged(_FINE)
+    camera = look_at(used, as_view(view), _frame(width, height, bool(said), colour_bar)).enlarged(_FINE)
     fine = width * _FINE, height * _FINE
     if triangles is None:
         seen = see_points(surfels(vertices, field, directions), camera, *fine)
@@ -88,7 +102,8 @@ def render(
         seen = _see_triangles(vertices, field, triangles, directions, camera, *fine)
     scale = scale_of(field, map, low, high)
     image = shade(seen, scale, camera, width, height, _FINE)
-    return annotate(image, scale if colour_bar else None, title)
+    bar = f"{name} ({unit})" if unit else name
+    return annotate(image, scale if colour_bar else None, said, bar)
 
 
 def _checked(points, values, faces, normals):

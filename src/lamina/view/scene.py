@@ -17,11 +17,12 @@ from lamina.errors import InputError
 from lamina.view.colours import as_floats
 
 if TYPE_CHECKING:
+    from lamina.display import Display
     from lamina.domain import Domain
     from lamina.solution import Solution
 
 Reference = Callable[..., Tensor] | ArrayLike | Tensor
-SHOWN_FACTS = ("nodes", "spacing", "scheme", "order", "extension", "cycles", "steps", "residual", "warnings")
+SHOWN_FACTS = ("nodes", "spacing", "scheme", "order", "extension", "cycles", "steps", "residual", "drawn", "warnings")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Scene:
     """n points with s states of a field.
 
     values, reference (s, n); faces (m, 3) or None for points; normals (n, 3); band (k, 3): nodes of the grid.
-    facts: what to say of it, by name.
+    facts: what to say of it, by name. name and unit: of the values. time_unit: of the times.
     """
 
     title: str
@@ -42,6 +43,9 @@ class Scene:
     reference_name: str = "reference"
     band: NDArray | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    name: str = "u"
+    unit: str = ""
+    time_unit: str = ""
 
     def __post_init__(self) -> None:
         n, s = len(self.points), len(self.times)
@@ -53,6 +57,26 @@ class Scene:
             if array is not None and array.shape != (s, n):
                 raise InputError(f"cannot show {name} of shape {array.shape}: expected {s} states of {n} points.")
 
+    @property
+    def field_name(self) -> str:
+        """What to call the values: "temperature (K)"."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    @property
+    def has_time(self) -> bool:
+        """False for a stationary problem, whose only time is 0."""
+        return self.times != (0.0,)
+
+    def called(self, name: str | None = None, unit: str | None = None, time_unit: str | None = None) -> Scene:
+        """This scene with other names, also in its title where that is "u on bunny"."""
+        name = self.name if name is None else name
+        old = f"{self.name} on "
+        title = f"{name} on {self.title.removeprefix(old)}" if self.title.startswith(old) else self.title
+        unit = self.unit if unit is None else unit
+        return replace(
+            self, title=title, name=name, unit=unit, time_unit=self.time_unit if time_unit is None else time_unit
+        )
+
     def beside(self, reference: ArrayLike, name: str = "reference") -> Scene:
         """This scene compared with other values, (n,) for all times or (s, n)."""
         other = np.atleast_2d(as_floats(reference))
@@ -63,34 +87,36 @@ class Scene:
 
 def scene_of(
     solution: Solution,
+    shown: Display,
     *,
     title: str | None = None,
     reference: Solution | Reference | None = None,
     reference_name: str = "reference",
     band: bool = True,
 ) -> Scene:
-    """A solution as a scene; arguments as in `Solution.show`."""
+    """A solution as a scene, by the triangles or points that are shown; arguments as in `Solution.page`."""
     domain = solution.domain
-    surface = domain.surface
     report = solution.report()
+    facts = {key: report[key] for key in SHOWN_FACTS if key in report}
     scene = Scene(
-        title or surface.name,
-        as_floats(surface.points),
-        as_floats(solution.snapshots),
+        title or f"u on {domain.surface.name}",
+        as_floats(shown.points),
+        as_floats(shown.values),
         solution.times,
-        None if surface.faces is None else as_floats(surface.faces).astype(np.int64),
-        as_floats(surface.normals),
+        None if shown.faces is None else as_floats(shown.faces).astype(np.int64),
+        as_floats(shown.normals),
         band=as_floats(grid_nodes(domain)) if band else None,
-        facts={key: report[key] for key in SHOWN_FACTS},
+        facts=facts if shown.note is None else facts | {"drawn": shown.note},
     )
-    return scene if reference is None else scene.beside(_states(reference, solution), reference_name)
+    return scene if reference is None else scene.beside(_states(reference, solution, shown.points), reference_name)
 
 
-def _states(reference: Any, solution: Solution) -> NDArray:
-    """Values (s, n) or (n,) of a reference: another solution, a function of points (and time), or values."""
+def _states(reference: Any, solution: Solution, points: Tensor) -> NDArray:
+    """Values (s, n) or (n,) at the points (n, 3) that are shown of a reference: another solution, a function of points
+    (and time), or values, at these or at domain.points."""
     from lamina.solution import Solution
 
-    points = solution.domain.points
+    domain = solution.domain
     if isinstance(reference, Solution):
         states = reference.unknowns if len(reference.times) == len(solution.times) else reference.unknowns[-1:]
         same = reference.domain.points
@@ -102,7 +128,11 @@ def _states(reference: Any, solution: Solution) -> NDArray:
         if solution.times != (0.0,):
             return np.stack([as_floats(function(points, t)) for t in solution.times])
         return as_floats(function(points))
-    return as_floats(reference)
+    values = as_floats(reference)
+    if values.shape[-1] == len(domain.points) != len(points):
+        given = torch.as_tensor(values).to(points)
+        return as_floats(domain.surface.interpolate(given.reshape(-1, len(domain.points)).T, points).T)
+    return values
 
 
 def grid_nodes(domain: Domain) -> Tensor:
@@ -144,6 +174,7 @@ def read_scene(path: str | Path) -> Scene:
         faces=None if surface.faces is None else as_floats(surface.faces).astype(np.int64),
         normals=as_floats(surface.normals),
         facts={"shown": "the third coordinate: the file holds no values"},
+        name="z",
     )
 
 
@@ -209,6 +240,6 @@ def _read_npz(path: Path) -> Scene | None:
 def _kept_scene(path: Path, points, values, times, faces, normals, facts: dict[str, Any]) -> Scene:
     if normals is not None and not normals.any():
         normals = None  # Gaussians come with zeros
-    title = str(facts.get("surface") or path.stem)
+    title = f"u on {facts['surface']}" if facts.get("surface") else path.stem
     shown = {key: facts[key] for key in SHOWN_FACTS if key in facts}
     return Scene(title, as_floats(points), as_floats(values), times, faces, normals, facts=shown)

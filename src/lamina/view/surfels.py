@@ -19,6 +19,8 @@ from lamina.view.raster import Planes, spans
 from lamina.view.shade import Seen
 
 _NEIGHBOURS = 20
+_FOLD = np.sin(np.radians(20.0))  # neighbours whose planes differ by less are one smooth surface
+_RIM_REACH = 0.5  # radii that a disc goes beyond its centre at the rim of a surface
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Surfels:
     radius: NDArray  # (n,)
     value: NDArray  # (n,) at the centre
     slope: NDArray  # (n, 2) of the value along the tangents, per radius
+    clip: NDArray  # (n, 2) the part with (u, v) . clip > 1 is cut off, u and v being in radii
 
 
 def surfels(points: NDArray, values: NDArray, normals: NDArray | None) -> Surfels:
@@ -48,17 +51,60 @@ def surfels(points: NDArray, values: NDArray, normals: NDArray | None) -> Surfel
         first = unit(np.cross(normal, np.eye(3)[np.abs(normal).argmin(1)]))
         frame = np.stack([first, np.cross(normal, first), normal], 1)
     offset = np.einsum("nki,nji->njk", points[near] - points[:, None], frame[:, :2])  # (n, 2, k)
-    radius = _radius(offset)
+    distance, gap, rim = _around(offset)
+    radius = _radius(offset, distance, rim)
     slope = _slope(offset, values[near] - values[:, None]) * radius[:, None]
-    return Surfels(points, frame, radius, values, slope)
+    clip = _fold(points, frame, near, distance, radius)
+    clip[rim] = gap[rim] / _RIM_REACH
+    return Surfels(points, frame, radius, values, slope, clip)
 
 
-def _radius(offset: NDArray) -> NDArray:
+def _around(offset: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    """Distances (n, k) of the neighbours, direction (n, 2) of the widest angle without any, whether it is a rim.
+
+    At a rim that angle is more than 144 degrees wide and there is no other such: there are two in a line of a scanner.
+    """
     distance = np.sqrt((offset**2).sum(1))
+    angle = np.arctan2(offset[:, 1], offset[:, 0])
+    angle = np.sort(np.where(distance > 0, angle, angle[:, -1:]), 1)  # the point itself, and repetitions, say nothing
+    width = np.diff(angle, axis=1, append=angle[:, :1] + 2 * np.pi)
+    widest = width.argmax(1)
+    rows = np.arange(len(angle))
+    middle = angle[rows, widest] + 0.5 * width[rows, widest]
+    rim = (width > 0.8 * np.pi).sum(1) == 1
+    return distance, np.stack([np.cos(middle), np.sin(middle)], 1), rim
+
+
+def _fold(points: NDArray, frame: NDArray, near: NDArray, distance: NDArray, radius: NDArray) -> NDArray:
+    """clip (n, 2): along the line where a disc runs into the plane of a neighbour that falls away from it.
+
+    Beyond a fold, such as the edge of a thin ear, a disc would stick out into the air.
+    """
+    normal = frame[:, 2]
+    other = normal[near]
+    other = other * np.where(dot(other, normal[:, None]) < 0, -1, 1)[..., None]
+    step = points[near] - points[:, None]
+    # In the plane of disc i, that of neighbour j is the line a . (u, v) = b.
+    a = np.einsum("nki,nji->nkj", other, frame[:, :2])
+    b = dot(other, step)
+    steep = np.sqrt((a**2).sum(2))
+    falls = (steep > _FOLD) & (b > 0) & (distance < 2 * radius[:, None]) & (distance > 0)
+    reach = np.where(falls, b / np.where(falls, steep, 1), np.inf)
+    first = reach.argmin(1)
+    rows = np.arange(len(points))
+    folded = np.isfinite(reach[rows, first])
+    # Never nearer than a quarter of the radius: normals have errors, and a hole is worse than a flake.
+    line = np.maximum(reach[rows, first] / radius, 0.25)
+    away = a[rows, first] / np.where(folded, steep[rows, first], 1)[:, None]
+    return np.where(folded[:, None], away / np.where(folded, line, 1)[:, None], 0.0)
+
+
+def _radius(offset: NDArray, distance: NDArray, rim: NDArray) -> NDArray:
     quadrant = np.where(distance > 0, 2 * (offset[:, 0] > 0) + (offset[:, 1] > 0), -1)
     closest = np.stack([np.where(quadrant == i, distance, np.inf).min(1) for i in range(4)], 1)
-    # An empty quadrant is a rim or a gap too wide to see across: go some way, to close the latter.
-    closest = np.where(np.isfinite(closest), closest, 0.75 * distance.max(1)[:, None])
+    # An empty quadrant is a rim, or a gap too wide to see across: go some way, to close the latter.
+    empty = ~np.isfinite(closest)
+    closest = np.where(empty, np.where(rim, 0.0, 0.75 * distance.max(1))[:, None], closest)
     radius = 0.9 * closest.max(1)
     typical = float(np.median(radius)) or 1.0
     # A stray point far from the rest must not become a plate, nor repeated points nothing.
@@ -111,14 +157,17 @@ def _draw(discs: Surfels, camera: Camera, width: int, height: int, nearest: NDAr
         [a.astype(np.float32) for a in Planes(corners[:, :, :2], data).along(runs)]
         for data in (uv[:, :, 0], uv[:, :, 1], corners[:, :, 2])
     )
+    clip = discs.clip.astype(np.float32)
     for part in runs.pieces():
         step = part.step.astype(np.float32)
         u, v = u0[part.span] + du[part.span] * step, v0[part.span] + dv[part.span] * step
-        keep = np.flatnonzero(u * u + v * v < 1)
+        disc = runs.triangle[part.span] // 2
+        inside = u * u + v * v < 1
+        keep = np.flatnonzero(inside & (u * clip[disc, 0] + v * clip[disc, 1] <= 1))
         span, pixel = part.span[keep], part.pixel[keep]
         q = q0[span] + dq[span] * step[keep]
         np.maximum.at(nearest, pixel, q)
-        yield pixel, (runs.triangle[span] // 2).astype(np.int32), u[keep], v[keep], q
+        yield pixel, disc[keep].astype(np.int32), u[keep], v[keep], q
 
 
 def _without_hidden(discs: Surfels, camera: Camera, width: int, height: int) -> Surfels:

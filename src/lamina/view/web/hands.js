@@ -17,7 +17,6 @@ export function bind(viewer) {
 function label(viewer) {
   const { data } = viewer;
   document.title = `${data.title} - lamina`;
-  element("title").textContent = data.title;
   element("subtitle").textContent = data.subtitle;
   for (const name of Object.keys(data.maps)) element("map").append(new Option(name));
   for (const [name, fact] of data.facts) {
@@ -31,6 +30,7 @@ function label(viewer) {
   names[1].textContent = data.compared ?? "reference";
   element("what").options[1].textContent = data.compared ?? "reference";
   element("what-row").hidden = !viewer.surface.compared;
+  element("wire-row").hidden = viewer.surface.object.isPoints;
   element("normals-row").hidden = !viewer.normals;
   element("band-row").hidden = !viewer.band;
   element("size-row").hidden = !viewer.surface.object.isPoints;
@@ -46,6 +46,9 @@ function bindControls(viewer) {
   on("reversed", "change", (e) => { viewer.reversed = e.target.checked; viewer.update(); });
   on("lines", "input", (e) => { viewer.lines = Number(e.target.value); viewer.update(); });
   on("size", "input", (e) => { viewer.surface.material.uniforms.size.value = 2 ** Number(e.target.value); viewer.redraw(); });
+  on("wire", "change", () => viewer.wireframe());
+  on("clip", "change", (e) => viewer.clip(e.target.value));
+  on("cut", "input", (e) => viewer.cutAt(Number(e.target.value)));
   on("normals", "change", () => viewer.toggle(viewer.normals));
   on("band", "change", () => viewer.toggle(viewer.band));
   on("dark", "change", () => viewer.darken());
@@ -56,10 +59,16 @@ function bindControls(viewer) {
   on("play", "click", () => viewer.play());
   on("reset", "click", () => viewer.resetView());
   on("picture", "click", () => savePicture(viewer));
-  on("help", "click", () => element("keys").showModal());
+  on("help", "click", help);
   on("fold", "click", () => viewer.fold());
-  if (window.innerWidth < 640) viewer.fold();
+  if (window.innerWidth < 720) viewer.fold();
   fillHelp(element("keys"));
+}
+
+function help() {
+  const dialog = element("keys");
+  if (dialog.open) dialog.close();
+  else dialog.showModal();
 }
 
 function bindKeyboard(viewer) {
@@ -73,14 +82,18 @@ function bindKeyboard(viewer) {
     3: () => viewer.show("both"),
     4: () => viewer.show("error"),
     i: () => { viewer.lines = viewer.lines ? 0 : 12; viewer.update(); },
-    c: () => viewer.nextMap(),
+    m: () => viewer.nextMap(),
+    w: () => viewer.wireframe(),
+    c: () => viewer.clip(viewer.cut ? "none" : viewer.facingAxis()),
+    "[": () => viewer.cutAt(viewer.cut?.share - 0.05),
+    "]": () => viewer.cutAt(viewer.cut?.share + 0.05),
     f: () => viewer.fit(),
     n: () => viewer.toggle(viewer.normals),
     b: () => viewer.toggle(viewer.band),
     d: () => viewer.darken(),
     r: () => viewer.resetView(),
     p: () => savePicture(viewer),
-    h: () => element("keys").showModal(),
+    h: help,
     ArrowLeft: () => viewer.turn(-0.1, 0),
     ArrowRight: () => viewer.turn(0.1, 0),
     ArrowUp: () => viewer.turn(0, 0.1),

@@ -9,14 +9,17 @@ export const KEYS = [
   [", .", "frame before, after"],
   ["1 2 3 4", "solution, reference, side by side, error"],
   ["I", "isolines"],
-  ["C", "next colours"],
+  ["M", "next colours"],
   ["F", "fit the range of colours"],
+  ["W", "wireframe"],
+  ["C", "clipping plane: cut off what is in front of it"],
+  ["[ ]", "move the clipping plane"],
   ["N", "normals"],
   ["B", "band"],
   ["D", "dark or light"],
   ["R", "reset the view"],
   ["P", "save a picture"],
-  ["H", "these keys"],
+  ["H", "show or hide these keys"],
 ];
 
 export function bindKeys(actions) {

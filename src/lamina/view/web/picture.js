@@ -2,11 +2,9 @@
 
 import { drawColours, drawTicks, TICKS_WIDTH } from "./bar.js";
 
-const element = (id) => document.getElementById(id);
-
 /** What is seen, with colour bar and title, as a canvas. */
 export function picture(viewer) {
-  viewer.draw();
+  viewer.drawFinely();
   const unit = viewer.renderer.getPixelRatio();
   const made = document.createElement("canvas");
   made.width = viewer.canvas.width;
@@ -19,12 +17,13 @@ export function picture(viewer) {
   const { map, low, high } = viewer.scale;
   drawColours(context, viewer.mapBytes(map), viewer.reversed, x, y, 14 * unit, height);
   drawTicks(context, low, high, ink, x + 14 * unit, y, height, unit);
+  context.textBaseline = "alphabetic";
+  context.font = `600 ${13 * unit}px system-ui, sans-serif`;
+  const name = viewer.fieldName();
+  const room = context.measureText(name).width + 16 * unit;
+  context.fillText(name, Math.min(x, made.width - room), y - 10 * unit);
   context.font = `600 ${15 * unit}px system-ui, sans-serif`;
-  context.fillText(element("title").textContent, 16 * unit, 24 * unit);
-  if (viewer.surface.frames > 1) {
-    context.font = `${13 * unit}px system-ui, sans-serif`;
-    context.fillText(element("moment").textContent, 16 * unit, 46 * unit);
-  }
+  context.fillText(viewer.heading(), 16 * unit, 24 * unit);
   return made;
 }
 

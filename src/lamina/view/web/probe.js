@@ -7,7 +7,7 @@ export class Probe {
   constructor(renderer, scene, surface) {
     Object.assign(this, { renderer, scene, surface });
     // A point is drawn only where its centre is inside, so around points there is a margin.
-    this.side = surface.object.isPoints ? 65 : 1;
+    this.side = surface.object.isPoints ? 129 : 1;
     this.target = new WebGLRenderTarget(this.side, this.side, { minFilter: NearestFilter, magFilter: NearestFilter });
     this.bytes = new Uint8Array(4);
     this.number = new Float32Array(this.bytes.buffer);

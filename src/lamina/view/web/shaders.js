@@ -79,40 +79,65 @@ vec3 withLines(vec3 c, float value, float slope) {
 
 export const TRIANGLES = {
   vertex: /* glsl */ `${VALUE}
+#include <clipping_planes_pars_vertex>
 out float value;
 out vec3 seen;
 out vec3 direction;
 void main() {
   value = shownValue();
-  vec4 p = modelViewMatrix * vec4(position, 1.0);
-  seen = p.xyz;
+  vec4 mvPosition = modelViewMatrix * vec4(position, 1.0);
+  seen = mvPosition.xyz;
   direction = normalMatrix * normal;
-  gl_Position = projectionMatrix * p;
+  gl_Position = projectionMatrix * mvPosition;
+  #include <clipping_planes_vertex>
 }`,
   fragment: /* glsl */ `${COLOURS}${READ}${LINES}
+#include <clipping_planes_pars_fragment>
 in float value;
 in vec3 seen;
 in vec3 direction;
 void main() {
+  #include <clipping_planes_fragment>
   if (read == 1) { colour = bits(value); return; }
   if (read == 2) { colour = bits(gl_FragCoord.z); return; }
   vec3 flat_ = normalize(cross(dFdx(seen), dFdy(seen)));
   vec3 n = normalize(direction);
-  if (dot(n, flat_) < 0.0) n = -n;          // both sides are lit
-  if (!(dot(n, flat_) > 0.78)) n = flat_;   // creases stay sharp
+  if (dot(n, flat_) < 0.0) n = -n;  // both sides are lit
   colour = vec4(lit(withLines(mapped(value), value, fwidth(value)), n), 1.0);
+}`,
+};
+
+// The edges of the triangles, a thousandth nearer to the eye than the triangles themselves.
+export const EDGES = {
+  vertex: /* glsl */ `
+#include <clipping_planes_pars_vertex>
+void main() {
+  vec4 mvPosition = modelViewMatrix * vec4(position, 1.0);
+  gl_Position = projectionMatrix * vec4(0.999 * mvPosition.xyz, 1.0);
+  #include <clipping_planes_vertex>
+}`,
+  fragment: /* glsl */ `
+precision highp float;
+#include <clipping_planes_pars_fragment>
+out vec4 colour;
+void main() {
+  #include <clipping_planes_fragment>
+  colour = vec4(0.1, 0.1, 0.12, 0.45);
 }`,
 };
 
 // Lit where the vertex is, not in every pixel: discs overlap many times over.
 export const POINTS = {
   vertex: /* glsl */ `${COLOURS}${VALUE}
+#include <clipping_planes_pars_vertex>
 in float extent;
+in vec3 clip;
 uniform float size;
 uniform float pixels;      // of the picture's height over twice the tangent of half the angle
 out float value;
-out vec3 own;              // the colour, lit if there is a normal
+out vec3 own;              // the colour, lit
 out vec3 direction;
+out vec3 cut;              // the part of the disc where the offset in radii times this is more than 1 is cut off
 out vec2 disc;             // depth of the centre, radius
 out vec2 projection;       // the entries of the projection that depths depend on
 
@@ -125,39 +150,38 @@ vec3 banded(float v) {
 
 void main() {
   value = shownValue();
-  vec4 p = modelViewMatrix * vec4(position, 1.0);
-  direction = normalMatrix * normal;
-  own = banded(value);
-  if (dot(direction, direction) > 0.01) {
-    direction = normalize(direction);
-    if (direction.z < 0.0) direction = -direction;
-    own = lit(own, direction);
-  } else {
-    direction = vec3(0.0);
-  }
+  vec4 mvPosition = modelViewMatrix * vec4(position, 1.0);
+  direction = normalize(normalMatrix * normal);
+  if (direction.z < 0.0) direction = -direction;
+  own = lit(banded(value), direction);
   projection = vec2(projectionMatrix[2][2], projectionMatrix[3][2]);
-  gl_Position = projectionMatrix * p;
-  gl_PointSize = clamp(2.0 * size * extent * pixels / -p.z, 1.5, 64.0);
-  disc = vec2(p.z, 0.5 * gl_PointSize * -p.z / pixels);
+  gl_Position = projectionMatrix * mvPosition;
+  float away = -mvPosition.z;
+  gl_PointSize = clamp(2.0 * size * extent * pixels / away, 1.5, 128.0);
+  disc = vec2(-away, 0.5 * gl_PointSize * away / pixels);
+  cut = normalMatrix * clip * (disc.y / extent);
+  #include <clipping_planes_vertex>
 }`,
   fragment: /* glsl */ `${COLOURS}${READ}
+#include <clipping_planes_pars_fragment>
 in float value;
 in vec3 own;
 in vec3 direction;
+in vec3 cut;
 in vec2 disc;
 in vec2 projection;
 void main() {
+  #include <clipping_planes_fragment>
   vec2 p = 2.0 * gl_PointCoord - 1.0;
   p.y = -p.y;
-  bool ball = direction.z == 0.0;                                             // without a normal
-  float rise = ball ? 0.0 : -dot(direction.xy, p) / max(direction.z, 0.3);  // a disc, not quite to the edge
+  float rise = -dot(direction.xy, p) / max(direction.z, 0.3);  // a disc, not quite to the edge
   float r2 = dot(p, p) + rise * rise;
-  if (r2 > 1.0) discard;
+  if (r2 > 1.0 || dot(cut, vec3(p, rise)) > 1.0) discard;
   // Discs are hollowed: of those that overlap, the one whose centre is nearest is seen, and no edges show.
   float z = disc.x + disc.y * (rise - 0.7 * r2);
   gl_FragDepth = clamp(0.5 - 0.5 * (projection.x * z + projection.y) / z, 0.0, 1.0);
   if (read == 1) { colour = bits(value); return; }
   if (read == 2) { colour = bits(gl_FragDepth); return; }
-  colour = vec4(ball ? lit(own, vec3(p, sqrt(1.0 - r2))) : own, 1.0);
+  colour = vec4(own, 1.0);
 }`,
 };

@@ -16,7 +16,7 @@ import {
   ShaderMaterial,
 } from "three";
 import { bytes, frame } from "./data.js";
-import { POINTS, TRIANGLES } from "./shaders.js";
+import { EDGES, POINTS, TRIANGLES } from "./shaders.js";
 
 export class Surface {
   constructor(data) {
@@ -24,12 +24,15 @@ export class Surface {
     this.count = arrays.positions.length / 3;
     this.frames = data.times.length;
     this.compared = Boolean(arrays.error);
+    this.copies = arrays.copies ?? new Uint32Array(0);
     this.geometry = new BufferGeometry();
-    this.geometry.setAttribute("position", new BufferAttribute(arrays.positions, 3));
-    const normals = arrays.normals ?? new Int8Array(3 * this.count);
-    this.geometry.setAttribute("normal", new BufferAttribute(normals, 3, true));
+    this.geometry.setAttribute("position", new BufferAttribute(this.#withCopies(arrays.positions, 3), 3));
+    this.geometry.setAttribute("normal", new BufferAttribute(arrays.normals, 3, true));
     if (arrays.faces) this.geometry.setIndex(new BufferAttribute(arrays.faces, 1));
-    if (arrays.extents) this.geometry.setAttribute("extent", new BufferAttribute(arrays.extents, 1));
+    if (arrays.extents) {
+      this.geometry.setAttribute("extent", new BufferAttribute(arrays.extents, 1));
+      this.geometry.setAttribute("clip", new BufferAttribute(arrays.clips, 3));
+    }
     this.values = this.#attributes(arrays.values);
     this.errors = this.compared ? this.#attributes(arrays.error) : null;
     this.maps = Object.fromEntries(Object.entries(data.maps).map(([name, text]) => [name, texture(bytes(text))]));
@@ -40,6 +43,7 @@ export class Surface {
       fragmentShader: shader.fragment,
       defines: this.compared ? { COMPARED: 1 } : {},
       side: DoubleSide,
+      clipping: true,
       uniforms: {
         share: { value: 0 },
         what: { value: 0 },
@@ -63,8 +67,20 @@ export class Surface {
     const normalised = array instanceof Uint16Array;
     return Array.from(
       { length: this.frames },
-      (_, i) => new BufferAttribute(frame(array, i, this.count), 1, normalised),
+      (_, i) => new BufferAttribute(this.#withCopies(frame(array, i, this.count), 1), 1, normalised),
     );
+  }
+
+  /** An array of `size` numbers for each vertex, followed by those of the vertices that creases need twice. */
+  #withCopies(array, size) {
+    const { copies } = this;
+    if (!copies.length) return array;
+    const all = new array.constructor(array.length + size * copies.length);
+    all.set(array);
+    for (let i = 0, k = array.length; i < copies.length; i++) {
+      for (let j = 0; j < size; j++) all[k++] = array[size * copies[i] + j];
+    }
+    return all;
   }
 
   /** Show the state at a place between frames, such as 2.25. */
@@ -86,6 +102,34 @@ function texture(rgba) {
   made.minFilter = made.magFilter = LinearFilter;
   made.needsUpdate = true;
   return made;
+}
+
+/** The edges of the triangles, each once. */
+export function edgeLines(surface) {
+  const { count, copies } = surface;
+  const faces = surface.geometry.index.array;
+  const vertex = (i) => (i < count ? i : copies[i - count]);
+  const keys = new Float64Array(faces.length);
+  for (let i = 0; i < faces.length; i++) {
+    const [a, b] = [vertex(faces[i]), vertex(faces[i % 3 === 2 ? i - 2 : i + 1])];
+    keys[i] = Math.min(a, b) * count + Math.max(a, b);
+  }
+  keys.sort();
+  const ends = [];
+  for (let i = 0; i < keys.length; i++) {
+    if (i === 0 || keys[i] !== keys[i - 1]) ends.push(Math.floor(keys[i] / count), keys[i] % count);
+  }
+  const geometry = new BufferGeometry().setAttribute("position", surface.geometry.getAttribute("position"));
+  geometry.setIndex(new BufferAttribute(new Uint32Array(ends), 1));
+  const material = new ShaderMaterial({
+    glslVersion: GLSL3,
+    vertexShader: EDGES.vertex,
+    fragmentShader: EDGES.fragment,
+    transparent: true,
+    depthWrite: false,
+    clipping: true,
+  });
+  return hidden(new LineSegments(geometry, material));
 }
 
 const MOST_NORMALS = 20000; // more would be a fur

@@ -17,7 +17,17 @@ export function precise(number, size, digits = 5) {
   return text(number, Math.min(16, digits + (more > 0 ? Math.ceil(more) : 0)));
 }
 
+/** "t = 0.0125 s", with enough digits to tell it from its neighbours among times. */
+export function timeText(time, times, unit) {
+  let smallest = Math.abs(time);
+  const steps = times.slice(1).map((t, i) => Math.abs(t - times[i])).filter((step) => step > 0);
+  if (steps.length) smallest = Math.min(...steps);
+  const decimals = smallest > 0 ? Math.min(100, Math.max(0, 2 - Math.floor(Math.log10(smallest)))) : 6;
+  return `t = ${Number(Number(time.toFixed(decimals)).toPrecision(15))}${unit ? ` ${unit}` : ""}`;
+}
+
 export function text(number, digits = 6) {
   if (!Number.isFinite(number)) return "none";
-  return String(Number(number.toPrecision(digits)));
+  const rounded = Number(number.toPrecision(digits));
+  return rounded !== 0 && Math.abs(rounded) < 1e-4 ? rounded.toExponential() : String(rounded);
 }

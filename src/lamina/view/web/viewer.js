@@ -1,17 +1,19 @@
 // The viewer: what is shown and how, drawn when it changes.
 
-import { PerspectiveCamera, Scene, Vector3, WebGLRenderer } from "three";
+import { PerspectiveCamera, Plane, Scene, Vector3, WebGLRenderer } from "three";
 import { OrbitControls } from "three/addons/controls/OrbitControls.js";
 import { drawBar } from "./bar.js";
 import { bytes } from "./data.js";
 import { bind } from "./hands.js";
 import { Probe } from "./probe.js";
-import { bandNodes, normalLines, Surface } from "./surface.js";
-import { precise, text } from "./ticks.js";
+import { bandNodes, edgeLines, normalLines, Surface } from "./surface.js";
+import { precise, text, timeText } from "./ticks.js";
 
 const WHATS = ["solution", "reference", "both", "error"];
 const BAR_WIDTH = 64; // left of the surface, in CSS pixels
 const PLAY_SECONDS = 6; // from the first frame to the last
+const REST = 150; // milliseconds without a change after which the picture is drawn with smooth edges
+const FINE = 2; // pixels drawn across each pixel of the screen then
 const element = (id) => document.getElementById(id);
 
 /** Whether the browser draws in software, where smooth edges would take half of the time. */
@@ -37,11 +39,13 @@ export class Viewer {
     const slow = withoutGraphicsCard();
     this.renderer = new WebGLRenderer({ canvas: this.canvas, antialias: !slow });
     this.renderer.autoClear = false;
-    this.renderer.setPixelRatio(slow ? 1 : Math.min(window.devicePixelRatio || 1, 2));
+    this.ratio = slow ? 1 : Math.min(window.devicePixelRatio || 1, 2); // while something moves
+    this.cut = null; // the clipping plane: its axis, its direction, and where along it
     this.scene = new Scene();
     this.surface = new Surface(data);
     this.scene.add(this.surface.object);
-    this.normals = data.arrays.normals ? normalLines(data) : null;
+    this.wire = null; // made when it is first asked for
+    this.normals = data.arrays.faces || data.oriented ? normalLines(data) : null;
     this.band = data.arrays.band ? bandNodes(data) : null;
     for (const layer of [this.normals, this.band]) if (layer) this.scene.add(layer);
     this.camera = new PerspectiveCamera(data.camera.angle, 1, 0.01, 100);
@@ -80,7 +84,16 @@ export class Viewer {
     this.pending = requestAnimationFrame(() => {
       this.pending = 0;
       this.draw();
+      clearTimeout(this.rest);
+      this.rest = setTimeout(() => this.drawFinely(), REST);
     });
+  }
+
+  /** Draw with several pixels for each of the screen; the browser averages them, so that edges are smooth. */
+  drawFinely() {
+    clearTimeout(this.rest);
+    this.draw(Math.max(FINE, this.ratio));
+    document.documentElement.dataset.fine = String(this.frames);
   }
 
   /** Where the surface is drawn: one view, or two beside each other, in CSS pixels, between the colour bar and
@@ -106,8 +119,9 @@ export class Viewer {
     this.surface.material.uniforms.pixels.value = (view.height * this.renderer.getPixelRatio()) / (2 * half);
   }
 
-  draw() {
+  draw(ratio = this.ratio) {
     const { renderer, camera, surface } = this;
+    if (renderer.getPixelRatio() !== ratio) renderer.setPixelRatio(ratio);
     const { uniforms } = surface.material;
     const { scale } = this;
     surface.at(this.place);
@@ -154,11 +168,18 @@ export class Viewer {
     const { scale } = this;
     element("what").value = this.what;
     element("map").value = scale.map;
-    element("low").value = precise(scale.low, scale.high - scale.low, 6);
-    element("high").value = precise(scale.high, scale.high - scale.low, 6);
+    for (const end of ["low", "high"]) {
+      const box = element(end);
+      box.value = precise(scale[end], scale.high - scale.low, 6);
+      box.style.width = `${box.value.length + 3}ch`; // the whole number can be read
+    }
+    element("field").textContent = this.fieldName();
     element("reversed").checked = this.reversed;
     element("lines").value = this.lines;
     element("lines-count").textContent = this.lines || "none";
+    element("wire").checked = Boolean(this.wire?.visible);
+    element("clip").value = this.cut ? this.cut.name : "none";
+    element("cut-row").hidden = !this.cut;
     element("normals").checked = Boolean(this.normals?.visible);
     element("band").checked = Boolean(this.band?.visible);
     element("dark").checked = document.documentElement.classList.contains("dark");
@@ -175,9 +196,24 @@ export class Viewer {
     return times[before] + (this.place - before) * (times[after] - times[before]);
   }
 
+  moment() {
+    return timeText(this.time(), this.data.times, this.data.timeUnit);
+  }
+
+  /** What the colours stand for: "temperature (K)". */
+  fieldName() {
+    return this.what === "error" ? `error of ${this.data.name}` : this.data.name;
+  }
+
+  /** "temperature on bunny, t = 0.5 s". */
+  heading() {
+    return this.data.timed ? `${this.data.title}, ${this.moment()}` : this.data.title;
+  }
+
   showTime() {
     element("frame").value = this.place;
-    element("moment").textContent = `t = ${text(this.time(), 4)}`;
+    element("title").textContent = this.heading();
+    element("moment").textContent = this.moment();
     element("play").innerHTML = this.playing ? "&#10074;&#10074;" : "&#9654;";
     element("play").setAttribute("aria-label", this.playing ? "Stop" : "Play");
   }
@@ -192,6 +228,60 @@ export class Viewer {
     if (!layer) return;
     layer.visible = !layer.visible;
     this.update();
+  }
+
+  wireframe() {
+    if (this.surface.object.isPoints) return;
+    if (!this.wire) {
+      this.wire = edgeLines(this.surface);
+      this.scene.add(this.wire);
+    }
+    this.toggle(this.wire);
+  }
+
+  // The clipping plane
+
+  /** The axis that points most towards the viewer. */
+  facingAxis() {
+    const towards = this.camera.position.clone().sub(this.controls.target).toArray().map(Math.abs);
+    return "xyz"[towards.indexOf(Math.max(...towards))];
+  }
+
+  /** Cut off the side towards the viewer, across an axis or across the line of sight; "none" shows everything. */
+  clip(name) {
+    if (name === "none") {
+      this.cut = null;
+      this.renderer.clippingPlanes = [];
+      return this.update();
+    }
+    const towards = this.camera.position.clone().sub(this.controls.target).normalize();
+    const direction = towards.clone();
+    if (name !== "view") direction.set(...["x", "y", "z"].map((axis) => (axis === name ? Math.sign(towards[axis]) || 1 : 0)));
+    let [low, high] = [Infinity, -Infinity];
+    const p = this.data.arrays.positions;
+    for (let i = 0; i < p.length; i += 3) {
+      const along = direction.x * p[i] + direction.y * p[i + 1] + direction.z * p[i + 2];
+      low = Math.min(low, along);
+      high = Math.max(high, along);
+    }
+    this.cut = { name, direction, low, high, share: 0.5 };
+    this.cutAt(0.5);
+    this.update();
+  }
+
+  /** Move the plane to a share of the way from the front, 0, to the back, 1. */
+  cutAt(share) {
+    const { cut, data } = this;
+    if (!cut) return;
+    cut.share = Math.min(Math.max(share, 0), 1);
+    const at = cut.high + cut.share * (cut.low - cut.high);
+    // What lies in the plane itself stays.
+    this.renderer.clippingPlanes = [new Plane(cut.direction.clone().negate(), at + 1e-6)];
+    const axis = "xyz".indexOf(cut.name);
+    const place = axis < 0 ? at * data.camera.radius : data.camera.centre[axis] + data.camera.radius * at * cut.direction.getComponent(axis);
+    element("cut").value = cut.share;
+    element("cut-place").textContent = precise(place, data.camera.radius, 3);
+    this.redraw();
   }
 
   setRange(low, high) {
