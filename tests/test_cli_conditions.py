@@ -44,6 +44,13 @@ def test_comparisons_hold_parts_of_a_closed_surface_and_of_a_rim(program):
     assert solved(program, "poisson", "sphere", "--rhs", "-2*x", "--spacing", 0.15, *held)["nmae"] < 3e-3
 
 
+def test_places_and_values_know_or_not_and_where(program):
+    """Lap z = -2 z: both caps by one condition, with a value for each."""
+    caps = ("--dirichlet", "z > 0.5 or not z > -0.5 = where(z > 0, abs(z), -abs(z))")
+    report = solved(program, "poisson", "sphere", "--rhs", "-2*z", "--spacing", 0.2, *caps, "--exact", "z")
+    assert report["nmae"] < 3e-3
+
+
 def test_robin_has_its_coefficient_last(program):
     report = solved(
         program, "poisson", "sphere", "--clip", "z", "--rhs", "-6*x*y", "--robin", "rim 0 = 2.5*x*y, 2.5", "--exact",
@@ -83,7 +90,8 @@ def test_a_polyline_comes_from_a_file(program, tmp_path, suffix):
         (("--dirichlet", "rim = "), 'expected "WHERE = VALUE"'),
         (("--neumann", "1 = 2 = 3"), "--neumann is '1 = 2 = 3'"),
         (("--robin", "rim = 1"), 'expected "WHERE = VALUE, C"'),
-        (("--dirichlet", "rim = 0"), "the surface has none"),
+        (("--dirichlet", "rim = 0"), "the surface is closed: it has none"),
+        (("--dirichlet", "top = 0"), "holds on 'top'; expected \"rim\""),
         (("--dirichlet", "z > 2 = 0"), "holds nowhere"),
         (("--dirichlet", "x < y < z = 0"), "expected one comparison"),
         (("--dirichlet", "nowhere.npy = 0"), "there is no such file"),

@@ -797,17 +797,85 @@ def test_heat_with_zero_on_the_rim_loses_energy_and_stays_between_its_extremes(s
 # Refused
 
 
+# Parts of a surface: what they are held at, what enters through them
+
+
+@pytest.mark.parametrize("spacing", [0.2, 0.1])
+def test_a_flux_through_a_part_is_a_source_of_that_strength_there(spacing):
+    """div grad u = f - g where a flux g enters through the part."""
+    through = [Neumann("z > 0.1", "1 + x"), Neumann("z <= 0.1", "x - 1")]
+    u = lamina.poisson(sphere(spacing), "0.3*y", through)
+    expected = lamina.poisson(sphere(spacing), "0.3*y - where(z > 0.1, 1 + x, x - 1)")
+    assert float((u.values - expected.values).abs().max()) < 1e-7
+
+
+def test_a_robin_condition_on_a_part_cools_it_like_screening():
+    """div grad u - u = -3 z everywhere has the solution z; the coefficient 1 holds on both halves."""
+    cooled = [Robin("z > 0", 0.0, coefficient="1"), Robin("z <= 0", 0.0, 1.0)]
+    errors_of = [nmae(lamina.poisson(sphere(h), "-3*z", cooled), height) for h in (0.2, 0.1)]
+    assert errors_of[1] < 1e-3
+    assert errors_of[1] < 0.35 * errors_of[0]
+
+
+@pytest.mark.parametrize("build", [lambda: sphere(0.2), lambda: lamina.Domain(lamina.Mesh(*icosphere(3)), 0.2)])
+def test_a_held_part_reads_what_it_is_held_at(build):
+    domain = build()
+    u = lamina.poisson(domain, 1.0, [Dirichlet("z > 0.5", "2 + x"), Dirichlet("z < -0.5", "y")])
+    for points, values in ((domain.points, u.values), (domain.points + 0.0, u(domain.points)),
+                           (u.drawn.points, u.drawn.values[-1])):  # fmt: skip
+        x, y, z = points.unbind(1)
+        assert torch.equal(values[z > 0.5], 2 + x[z > 0.5])
+        assert torch.equal(values[z < -0.5], y[z < -0.5])
+        assert int((z > 0.5).sum()) > 20
+
+
+def test_a_held_part_follows_its_value_over_time():
+    u = lamina.heat(sphere(0.2), 0.0, 0.1, Dirichlet("z > 0.5", "t"), times=[0.05])
+    held = u.domain.points[:, 2] > 0.5
+    expected = torch.tensor([[0.05], [0.1]], dtype=torch.float64).expand(2, int(held.sum()))
+    assert torch.equal(u.snapshots[:, held], expected)
+
+
+def test_the_value_of_a_held_part_has_its_own_gradient():
+    """Where a part is held at c, u is c."""
+    c = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    u = lamina.poisson(sphere(0.25), 0.0, Dirichlet("z > 0.5", lambda x: c * torch.ones_like(x[:, 0])))
+    held = u.domain.points[:, 2] > 0.5
+    (gradient,) = torch.autograd.grad(u.values[held].sum(), c)
+    assert float(gradient) == pytest.approx(int(held.sum()))
+
+
+@pytest.mark.parametrize(("scheme", "bound"), [("trace", 1e-4), ("coupled", 1e-2)])
+@pytest.mark.parametrize("condition", [Dirichlet("rim"), Neumann("rim", -1.0), Robin("rim", -1.0, 1.0)])
+def test_the_flux_through_a_rim_is_the_integral_of_the_normal_derivative(scheme, bound, condition):
+    """u = z on the upper half: du/dn = -1 along a rim of length 2 pi."""
+    u = lamina.poisson(hemisphere(scheme, 0.1), "-2*z", condition)
+    assert u.fluxes.tolist() == pytest.approx([-2 * math.pi], rel=bound)
+
+
+def test_what_enters_through_conditions_is_what_the_sources_take_out():
+    conditions = [Dirichlet("z > 0.6", 1.0), Dirichlet("z - 0.2", "x"), Dirichlet(Points(-ONE), 3.0),
+                  Neumann("z < -0.5 and z > -0.8", 0.5)]  # fmt: skip
+    u = lamina.poisson(sphere(0.15), "1 + x*y", conditions)
+    weights, points = u.domain.quadrature.weights, u.domain.quadrature.points
+    taken = float((weights * (1 + points[:, 0] * points[:, 1])).sum())
+    assert len(u.fluxes) == 4
+    assert float(u.fluxes.sum()) == pytest.approx(taken, rel=1e-6)
+    assert float(u.fluxes[3]) == pytest.approx(0.5 * 2 * math.pi * 0.3, rel=0.05)
+
+
 def far(x):
     return x[:, 2] > 5
 
 
 ONE = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
 ON_CLOSED = [
-    (Dirichlet("rim"), r"condition 1 \(Dirichlet\) holds on the rim, and the surface has none; give a curve"),
-    (Dirichlet(0), "holds on the rim, and the surface has none; give a curve"),
+    (Dirichlet("rim"), r"condition 1 \(Dirichlet\) holds on the rim, but the surface is closed: it has none. Give a"),
+    (Dirichlet(0), "the surface is closed: it has none. Give a formula or function"),
     (Dirichlet(far), r"condition 1 \(Dirichlet\) holds nowhere on the surface or its rims; check its place"),
-    (Neumann(lambda x: x[:, 2] > 0.5, 1.0), r"condition 1 \(Neumann\) holds on no rim; only Dirichlet may hold on a"),
-    (Robin(lambda x: x[:, 2] > 0.5, 1.0), r"condition 1 \(Robin\) holds on no rim; only Dirichlet may hold on a part"),
+    (Neumann(far, 1.0), r"condition 1 \(Neumann\) holds nowhere on the surface or its rims; check its place"),
+    (Dirichlet("top"), r"""holds on 'top'; expected "rim", where the surface ends \(a closed one has no rim\)"""),
+    (Dirichlet("top"), r""" "z > 0.5" is that part of the surface, .*, or lamina.Points"""[1:]),
     (Neumann(Points(ONE), 1.0), r"condition 1 \(Neumann\) holds at points; only Dirichlet may"),
     (Dirichlet(Points(2 * ONE)), "holds at points up to 1 away from the surface, more than the spacing 0.15"),
     (Dirichlet(2 * circle(20)), "holds on a polyline that runs up to 1 away from the surface, more than the spacing"),
@@ -840,7 +908,7 @@ def test_conditions_that_a_closed_surface_cannot_have_are_named(conditions, mess
     [
         (Dirichlet(1), "holds on loop 1 of the rim, which has 1: 0 to 0, the longest first"),
         (Dirichlet(-1), "holds on loop -1 of the rim, which has 1"),
-        (Dirichlet("edge"), r"""condition 1 \(Dirichlet\) holds on 'edge'; the only name known is "rim"."""),
+        (Dirichlet("edge"), r"""condition 1 \(Dirichlet\) holds on 'edge'; expected "rim", where the surface ends"""),
         (
             [Dirichlet("rim"), Neumann("rim", 1.0)],
             r"condition 1 \(Dirichlet\) and condition 2 \(Neumann\) both hold at (\d+) of \1 points of the rim; give",

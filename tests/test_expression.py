@@ -42,6 +42,19 @@ def value(text, **kwargs):
         ("asin(x/2)+acos(y/2)+atan(z)", np.arcsin(X / 2) + np.arccos(Y / 2) + np.arctan(Z)),
         ("sinh(x) * cosh(y) - tan(z)", np.sinh(X) * np.cosh(Y) - np.tan(Z)),
         (" log( exp(x) ) + sqrt(4) ", X + 2),
+        ("x < y", (X < Y) * 1.0),
+        ("(x <= 0) + (y >= 0)*2 - (z > x)", (X <= 0) + (Y >= 0) * 2.0 - (Z > X)),
+        ("x + 1 > y*z", (X + 1 > Y * Z) * 1.0),
+        ("x == x and 1 != 2", 1 + 0 * X),
+        ("x > 0 and y > 0 or z > 0", ((X > 0) & (Y > 0) | (Z > 0)) * 1.0),
+        ("x > 0 & (y > 0 | !z > 0)", ((X > 0) & ((Y > 0) | ~(Z > 0))) * 1.0),
+        ("not x > 0 and y > 0", (~(X > 0) & (Y > 0)) * 1.0),
+        ("where(x > 0, sqrt(abs(x)), -y)", np.where(X > 0, np.sqrt(np.abs(X)), -Y)),
+        ("where(x, 1, 2)", 1 + 0 * X),
+        ("x if y > 0 else -z", np.where(Y > 0, X, -Z)),
+        ("1 + 1 if x > 0 and y > 0 else 3 if z > 0 else 4", np.where((X > 0) & (Y > 0), 2, np.where(Z > 0, 3, 4))),
+        ("2*(x if x > 0 else 0)", 2 * np.maximum(X, 0)),
+        ("-(x > 0) + sin(y > 0)", -1.0 * (X > 0) + np.sin((Y > 0) * 1.0)),
     ],
 )
 def test_meaning_of_each_construct(text, expected):
@@ -165,6 +178,19 @@ def test_values_of_x_are_a_copy():
     assert points.min() == 1
 
 
+def test_a_comparison_says_where_it_holds_in_truth_values():
+    expression = parse("z > 0 and x < 1")
+    held = expression.holds(torch.from_numpy(POINTS))
+    assert expression.is_comparison
+    assert held.dtype == torch.bool
+    np.testing.assert_array_equal(held.numpy(), (Z > 0) & (X < 1))
+    assert not parse("(z > 0)*x").is_comparison
+
+
+def test_comparisons_keep_single_precision():
+    assert parse("sin(x > 0) + (y > 0)")(torch.zeros(4, 3)).dtype == torch.float32
+
+
 def test_gradient_flows_to_the_points():
     points = torch.from_numpy(POINTS).requires_grad_()
     parse("x^2*sin(y)")(points).sum().backward()
@@ -197,6 +223,11 @@ def test_expressions_compare_and_pickle():
         ("x $ y", "unexpected character '\\$' at position 2"),
         ("__import__('os')", "unexpected character"),
         ("1..2", "position 2"),
+        ("x < y < z", "expected one comparison at a time but found '<' at position 6"),
+        ("x = y", "unexpected character '=' at position 2"),
+        ("x and", "expected a number, a name or '\\(' at position 5 but found the end"),
+        ("1 if x > 0", "the 'if' at position 2 has no 'else'"),
+        ("where(x > 0, 1)", "takes 3 arguments, got 2"),
     ],
 )
 def test_errors_say_what_and_where(text, message):

@@ -180,3 +180,35 @@ def test_bad_options_are_named(domain, time, options, message):
 def test_an_initial_state_that_is_not_finite_is_refused(domain):
     with pytest.raises(lamina.InputError, match="the initial state is not finite at"):
         lamina.heat(domain, lambda x: torch.log(x[:, 0]), 0.1)
+
+
+# Values in, and several channels
+
+
+@pytest.mark.parametrize("scheme", ["trace", "coupled"])
+def test_values_at_vertices_are_taken_to_the_grid_by_a_map_that_is_made_once(scheme, monkeypatch):
+    mesh = lamina.Mesh(*icosphere(4))
+    domain = lamina.Domain(mesh, 0.1, scheme=scheme)
+    searched = []
+    search = lamina.Mesh.closest_points
+    monkeypatch.setattr(lamina.Mesh, "closest_points", lambda self, x: searched.append(len(x)) or search(self, x))
+    values = domain.points[:, 0]
+    first, again = (lamina.heat(domain, values, 0.1).values for _ in range(2))
+    assert len(searched) <= 1
+    torch.testing.assert_close(first, again, rtol=0, atol=1e-12)
+    torch.testing.assert_close(first, math.exp(-0.2) * values, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("scheme", ["trace", "coupled", "shell"])
+def test_channels_diffuse_side_by_side_however_different_their_sizes(scheme):
+    domain = lamina.Domain(lamina.Sphere(level=3), 0.2, scheme=scheme)
+    x, y, z = domain.points.T
+    channels = torch.stack([x, 1e-6 * y * z, torch.ones_like(x)], 1)
+    u = lamina.heat(domain, channels, 0.1)
+    assert u.values.shape == (len(x), 3)
+    for i, values in enumerate(channels.T):
+        alone = lamina.heat(domain, values, 0.1).values
+        torch.testing.assert_close(u.values[:, i], alone, rtol=0, atol=1e-4 * float(values.abs().max()))
+        torch.testing.assert_close(u.channel(i).values, u.values[:, i])
+    with pytest.raises(lamina.InputError, match="3 channels; take one"):
+        _ = u.drawn

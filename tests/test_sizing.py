@@ -103,7 +103,7 @@ def test_spacing_that_the_warning_names_gives_no_warning():
     mesh = lamina.Mesh(*ellipsoid_mesh(1.0, 0.6, 0.3, level=4))
     text = sizing.thin_warning(mesh, 0.2, "coupled")
     assert text is not None
-    enough = number_after("spacing", text.split(";")[1])
+    enough = number_after("spacing", text.split("Use")[1])
     assert enough < 0.2
     assert sizing.thin_warning(mesh, enough, "coupled") is None
 
@@ -203,3 +203,17 @@ def test_printing_a_domain_shows_its_levels():
         )
     assert "sphere" in text
     assert "coupled scheme, order 2, extension closest-point, spacing 0.1" in text
+
+
+def test_the_default_spacing_gives_no_warning_about_itself():
+    """A ball with two thin ears: some of it is thinner than the cells, and little depends on it."""
+    V, F = ellipsoid_mesh(1.0, 1.0, 1.0, level=4)
+    W, G = ellipsoid_mesh(0.25, 0.1, 0.018, centre=(2.0, 0.0, 0.0))
+    mesh = lamina.Mesh(torch.cat([V, W, W + 0.9]), torch.cat([F, G + len(V), G + len(V) + len(W)]))
+    assert 0.002 < sizing.thin_share(mesh, sizing.choose_spacing(mesh, "trace"), "trace") < 0.05
+    assert lamina.Domain(mesh).warnings == []
+
+
+def test_places_have_the_digits_that_tell_cells_apart():
+    assert sizing.place(torch.tensor([1234.5678, -0.02, 3.0]).numpy(), 0.05) == "(1234.568, -0.020, 3.000)"
+    assert sizing.place(torch.tensor([1234.5678, -20.0, 3.0]).numpy(), 39.0) == "(1235, -20, 3)"

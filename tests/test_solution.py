@@ -97,7 +97,7 @@ def test_printing_a_solution_does_not_print_its_numbers(solution):
 
 
 def test_ply_holds_mesh_field_and_colours(solution, tmp_path):
-    path = solution.save(tmp_path / "u.ply")
+    path = solution.save(tmp_path / "u.ply", refine=False)
     ply = PlyData.read(str(path))
     np.testing.assert_array_equal(ply["vertex"]["value"], solution.values.numpy())
     np.testing.assert_array_equal(ply["vertex"]["x"], solution.domain.points[:, 0].numpy())
@@ -117,11 +117,15 @@ def test_vtu_names_every_snapshot(flow, tmp_path):
     assert all(f'Name="value_{i}"' in text for i in range(3))
 
 
-def test_a_cloud_is_saved_without_faces(tmp_path):
+def test_a_cloud_is_drawn_as_the_surface_that_was_cut_or_saved_as_its_own_points(tmp_path):
     points = icosphere(3)[0]
     u = lamina.poisson(lamina.Domain(lamina.PointCloud(points, points), 0.2), lambda x: x[:, 0])
-    ply = PlyData.read(str(u.save(tmp_path / "u.ply")))
+    ply = PlyData.read(str(u.save(tmp_path / "u.ply", refine=False)))
     assert [element.name for element in ply.elements] == ["vertex"]
+    np.testing.assert_array_equal(ply["vertex"]["value"], u.values.numpy())
+    drawn = lamina.load(u.save(tmp_path / "drawn.ply"))
+    assert float(drawn.areas.sum()) == pytest.approx(4 * np.pi, rel=0.01)
+    torch.testing.assert_close(u(u.drawn.points), u.drawn.values[-1], atol=2e-3, rtol=0)
     assert Image.open(u.plot(tmp_path / "u.png", size=(200, 200))).size == (200, 200)
 
 

@@ -14,6 +14,7 @@ from lamina.geometry.visibility import Gaussians, look
 from lamina.metrics import errors
 from lamina.surfaces.formats import READERS
 from lamina.surfaces.splats import Splats, axes_of
+from lamina.view.colours import colourise
 
 
 def uniform(*shape, seed):
@@ -179,6 +180,30 @@ def test_a_field_goes_back_to_all_gaussians(ball, tmp_path):
     assert np.abs(again.colours[top] - again.colours[bottom]).max() > 0.3
     kept = u.save(tmp_path / "kept.ply", recolour=False)
     np.testing.assert_allclose(PlyData.read(str(kept))["vertex"]["f_dc_0"], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["compressed.ply", "splat", "spz", "sog"])
+def test_a_solution_goes_back_into_the_format_of_the_splats(ball, tmp_path, form):
+    counts, splats = ball
+    u = lamina.heat(lamina.Domain(splats, spacing=0.25, scheme="trace"), lambda x: x[:, 2], time=0.01)
+    path = u.save(tmp_path / f"u.{form}")
+    again = lamina.load(path)
+    assert isinstance(again, Splats)
+    assert again.data.form == form
+    assert len(again.data) == sum(counts)
+    kept = splats.kept.numpy()
+    assert np.abs(again.data.centres - splats.data.centres)[kept].max() < 5e-3
+    np.testing.assert_allclose(255 * again.data.colours[kept], colourise(u.values)[:], atol=3)
+    distance = (again.points.norm(dim=1) - 1).abs()
+    assert distance.median() < 0.02
+
+
+def test_an_unknown_extension_names_what_can_be_written_for_splats(ball, tmp_path):
+    u = lamina.heat(lamina.Domain(ball[1], spacing=0.25, scheme="trace"), lambda x: x[:, 2], time=0.01)
+    listed = r"none of \.ply, \.compressed\.ply, \.splat, \.spz, \.sog, \.npz, \.vtu, \.html\."
+    with pytest.raises(lamina.InputError, match=listed):
+        u.save(tmp_path / "u.ksplat")
+    assert not list(tmp_path.iterdir())
 
 
 def test_moving_to_single_precision_keeps_the_surface(ball):

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from functools import cache
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_own_precision(function: F) -> F:
+    """The function, computing in the precision of its tensors where torch.autocast would take a lower one: sparse
+    products have none, and no solve converges in it."""
+
+    @wraps(function)
+    def precise(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            return function(*args, **kwargs)
+
+    return cast(F, precise)
 
 
 def available(device: torch.device | str) -> torch.device:

@@ -10,8 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.device import available
+from lamina.device import available, in_own_precision
 from lamina.errors import InputError
+from lamina.expression import as_data
 from lamina.extension import geometry_for
 from lamina.extension.attention import Attention
 from lamina.geometry.lattice import Lattice
@@ -53,6 +54,7 @@ class Domain:
     Raises InputError when the arguments contradict each other or the grid would not fit in memory.
     """
 
+    @in_own_precision
     def __init__(
         self,
         surface: Surface,
@@ -121,9 +123,12 @@ class Domain:
                 scheme, self.geometry, self.lattice, self.order, update,
                 attention=attention, radius=band_radius, readout=readout, rim_order=rim_order,
             )  # fmt: skip
-            self.readout = self.scheme.readout(self._own_feet())
+            self.readout = self.scheme.readout(self.own_feet())
+        self._options = {"band_radius": band_radius, "readout": readout, "rim_order": rim_order}
+        self._learned = attention
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self._trace: Domain | None = None
+        self._to_places: tuple[Tensor, Sparse] | None = None
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
@@ -131,13 +136,16 @@ class Domain:
         """Where solutions are reported (m, 3): vertices, points or samples."""
         return self.surface.points
 
-    @property
+    @cached_property
     def component(self) -> Tensor:
-        return self.surface.component
+        """The component (m,) of each of `points`: what the operator joins, which is what a solution can spread over."""
+        matrix = self.readout.matrix.detach()
+        # A row reads the unknowns of one component; any of them says which.
+        return self.scheme.component[matrix.col_indices()[matrix.crow_indices()[:-1].long()].long()]
 
     @property
     def component_count(self) -> int:
-        return self.geometry.component_count
+        return self.scheme.component_count
 
     @property
     def unknowns(self) -> int:
@@ -152,15 +160,16 @@ class Domain:
     @property
     def quadrature(self) -> Quadrature:
         """Points, normals and weights on the surface: integrals, areas and means of fields."""
-        return self._cut.quadrature
+        return self.cut.quadrature
 
     @property
     def rim(self) -> Rim | None:
         """Points, tangents and weights where the surface ends; None if it is closed."""
-        return self._cut.rim
+        return self.cut.rim
 
     @cached_property
-    def _cut(self) -> CutSurface:
+    def cut(self) -> CutSurface:
+        """The cells that the surface cuts, and the pieces in them."""
         return self.scheme.cut if isinstance(self.scheme, Trace) else cut_surface(self.geometry, self.lattice)
 
     def load(self, values: Tensor) -> Tensor:
@@ -168,18 +177,34 @@ class Domain:
         first, second = self._loading
         return second @ values if first is None else first @ (second @ values)
 
-    def load_of(self, scheme: Scheme, data: Callable[[Tensor], Tensor] | Tensor | float, name: str) -> Tensor:
+    def load_of(self, scheme: Scheme, data: Callable[[Tensor], Tensor] | Tensor | float | str, name: str) -> Tensor:
         """scheme.load of data, as `field` takes them; scheme: that of this domain, or another on the same pieces."""
+        data = as_data(data, name)
         field = self.field(data, name)
         if callable(data) or torch.as_tensor(data).ndim == 0:
             return scheme.load(field)
         return self.load(torch.as_tensor(data).to(self.points))
 
+    def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
+        """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`."""
+        return self._from_points(x) @ values
+
+    def _from_points(self, x: Tensor) -> Sparse:
+        """The map from values at `points` to surface points x; kept for the places of the scheme, which come again."""
+        scheme = self.scheme
+        if x is not scheme.places:
+            return self.surface.interpolation(x)
+        if self._to_places is None or self._to_places[0] is not x:
+            face = scheme.place_faces if self.geometry is self.surface else None
+            with torch.enable_grad():  # it is kept, whoever asks for it first
+                self._to_places = (x, self.surface.interpolation(x, face))
+        return self._to_places[1]
+
     @cached_property
     def _loading(self) -> tuple[Sparse | None, Sparse]:
         """The load of values at `points`: from the places that the scheme knows a field at, and to these."""
         with torch.enable_grad():  # it is kept, whoever asks for it first
-            here, there = self.scheme.from_places(), self.surface.interpolation(self.scheme.places)
+            here, there = self.scheme.from_places(), self._from_points(self.scheme.places)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 
     def as_trace(self, reason: str) -> Domain:
@@ -198,6 +223,34 @@ class Domain:
             self._trace.scheme_reason = reason
         return self._trace
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Domain:
+        """This surface, grid and scheme on another device or in another precision: built anew, unless nothing changes.
+
+        Solutions keep the domain that they were found on.
+        """
+        device = self.points.device if device is None else available(device)
+        dtype = self.points.dtype if dtype is None else dtype
+        if device.type == self.points.device.type and dtype == self.points.dtype:
+            return self
+        moved = Domain(
+            self.surface,
+            self.spacing,
+            order=self.order,
+            extension=self._learned or self.extension,
+            scheme=self.scheme.name,
+            origin=self._origin,
+            device=device,
+            dtype=dtype,
+            show_progress=False,
+            **self._options,
+        )
+        moved.scheme_reason = self.scheme_reason
+        return moved
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Domain:
+        """A domain of its own that shares matrices and surface with this one: neither changes once it is built."""
+        return copy.copy(self)
+
     def cut_along(self, seams: Seams) -> CutSurface:
         """The cells of this domain's lattice cut by its surface, split along seams."""
         return cut_surface(self.geometry, self.lattice, seams=seams)
@@ -205,34 +258,39 @@ class Domain:
     def with_scheme(self, scheme: Scheme) -> Domain:
         """This domain with other operators, on the same surface and lattice."""
         other = copy.copy(self)
-        for made in ("_cut", "_loading"):
+        for made in ("cut", "_loading"):
             vars(other).pop(made, None)
         other.scheme = scheme
-        other.readout = scheme.readout(self._own_feet())
+        other.readout = scheme.readout(self.own_feet())
         return other
 
-    def field(self, data: Callable[[Tensor], Tensor] | Tensor | float, name: str) -> Callable[[Tensor], Tensor]:
-        """data as a function on surface points: a callable, a number, or values (m,) at `points`.
+    def field(
+        self, data: Callable[[Tensor], Tensor] | Tensor | float | str, name: str, channels: bool = False
+    ) -> Callable[[Tensor], Tensor]:
+        """data as a function on surface points: a callable, a number, a formula, or values (m,) at `points`.
 
-        Raises InputError when the values have the wrong shape or are not finite.
+        channels: whether there may be several, values (m, k) or a callable that returns (n, k).
+        Raises InputError when they are none of these, or the values have the wrong shape or are not finite.
         """
+        data = as_data(data, name)
         if not callable(data):
             dtype = self.points.dtype if isinstance(data, int | float) else None
             values = torch.as_tensor(data, dtype=dtype, device=self.points.device).to(self.points.dtype)
             if values.ndim == 0:
                 return lambda x: values.expand(len(x))
-            if values.shape != (len(self.points),):
+            if values.shape[:1] != (len(self.points),) or values.ndim > 1 + channels or not values.numel():
+                several = f" or ({len(self.points)}, k)" if channels else ""
                 raise InputError(
-                    f"{name} has shape {tuple(values.shape)}; expected ({len(self.points)},), "
+                    f"{name} has shape {tuple(values.shape)}; expected ({len(self.points)},){several}, "
                     "one value for each of domain.points."
                 )
             _require_finite(values, name)
-            return lambda x: self.surface.interpolate(values, x)
+            return lambda x: self.interpolate(values, x)
         function, ambient = data, self.extension == "attention"
 
         def checked(x: Tensor) -> Tensor:
             values = function(x)
-            if not isinstance(values, Tensor) or values.shape != (len(x),):
+            if not isinstance(values, Tensor) or values.shape[:1] != (len(x),) or values.ndim > 1 + channels:
                 shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
                 raise InputError(
                     f"{name} returned {shape} for {len(x)} points; expected a tensor of shape ({len(x)},)."
@@ -249,6 +307,7 @@ class Domain:
         _require_finite(values, name)
         return values
 
+    @in_own_precision
     def evaluate(self, unknowns: Tensor, points: Tensor) -> Tensor:
         """Values (n,) of a field of unknowns at points (n, 3) on or near the surface."""
         points = torch.as_tensor(points).to(self.points)
@@ -257,7 +316,7 @@ class Domain:
         feet = self.geometry.closest_points(points)
         return self.scheme.readout(feet) @ unknowns
 
-    def _own_feet(self) -> ClosestPoints:
+    def own_feet(self) -> ClosestPoints:
         """`points` on the geometry that was discretised, where that is not the surface itself."""
         if self.geometry.exact and self.geometry is self.surface:
             return self.surface.own_feet()
@@ -273,6 +332,21 @@ class Domain:
         for i, (spacing, unknowns, entries, size) in enumerate(self.scheme.table()):
             lines.append(f"  {i:5d} {spacing:9.4g} {unknowns:10d} {entries:11d} {size / 1e6:8.1f}")
         return "\n".join(lines)
+
+
+def as_domain(given: Domain | Surface, caller: str) -> Domain:
+    """The domain that was given, or one with the default grid on a surface that was given.
+
+    Raises InputError for anything else.
+    """
+    if isinstance(given, Domain):
+        return given
+    if isinstance(given, Surface):
+        return Domain(given)
+    raise InputError(
+        f"{caller} needs a lamina.Domain or a lamina surface, got {type(given).__name__}; see lamina.load and "
+        "lamina.Domain."
+    )
 
 
 def _checked_origin(origin: Sequence[float] | Tensor, like: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
@@ -19,6 +20,7 @@ from lamina.view.colours import as_floats, colourise
 
 if TYPE_CHECKING:
     from lamina.surfaces.splat_files import SplatData
+    from lamina.surfaces.splats import Splats
 
 
 def save(
@@ -41,8 +43,7 @@ def save(
     path = Path(path)
     writer = _WRITERS.get(path.suffix.lower())
     if writer is None:
-        known = ", ".join(_WRITERS)
-        raise InputError(f"cannot write {path}: the extension '{path.suffix}' is none of {known}.")
+        raise InputError(_unknown(path, [*_WRITERS]))
     field = _Field(points, values, faces, normals, colours, metadata, areas)
     atomic_write(path, lambda file: writer(file, field))
     return path
@@ -56,33 +57,79 @@ def save_splats(
     recolour: bool = True,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write Gaussians with a field as a PLY in INRIA's layout, the field as further properties.
+    """Write Gaussians with a field, in the format that the path names: .ply (INRIA's layout), .compressed.ply, .splat,
+    .spz or .sog.
 
-    values (n,), or (n, s) for s snapshots, at all n Gaussians: property value, or value_0, value_1, ... recolour:
-    show the last snapshot instead of the colours that the Gaussians came with, from every side. Returns the path.
+    values (n,), or (n, s) for s snapshots, at all n Gaussians. INRIA's layout has them as properties: value, or
+    value_0, value_1, ... The other formats carry the field in the colours alone. recolour: show the last snapshot
+    instead of the colours that the Gaussians came with, from every side. recolour=False keeps their colours and what of
+    them depends on the view, but for .splat and .sog, where that is left out. Returns the path. Raises InputError.
     """
     from lamina.surfaces.splat_files import SH_0
+    from lamina.surfaces.splat_writing import SPLAT_WRITERS
 
+    form = splat_form(path)
+    if form is None:
+        raise InputError(_unknown(path, [*SPLAT_FORMS]))
     field = _Field(splats.centres, values, None, None, None, metadata)
     if recolour:
-        harmonics = (field.colours / 255 - 0.5) / SH_0
-    elif splats.harmonics is not None:
-        harmonics = splats.harmonics
-    else:
-        harmonics = (splats.colours - 0.5) / SH_0
+        splats = replace(splats, colours=field.colours / 255, harmonics=None)
+    if form in SPLAT_WRITERS:
+        data = SPLAT_WRITERS[form](splats)
+        atomic_write(path, lambda file: file.write(data))
+        return Path(path)
+    harmonics = (splats.colours - 0.5) / SH_0 if splats.harmonics is None else splats.harmonics
     discs = not splats.scales[:, 2].any()  # whose files have no third scale
     opacity = splats.opacities.astype(np.float64).clip(1e-7, 1 - 1e-7)
     with np.errstate(divide="ignore", invalid="ignore"):
         scales = np.log(splats.scales[:, : 2 if discs else 3].astype(np.float64))
-    columns = _named(("x", "y", "z"), field.points) + _named(("nx", "ny", "nz"), np.zeros_like(field.points))
+    normals = ("nx", "ny", "nz")
+    given = [splats.extra.get(name, np.zeros(len(splats))) for name in normals]
+    columns = _named(("x", "y", "z"), field.points) + list(zip(normals, given, strict=True))
     columns += _named([f"f_dc_{i}" for i in range(3)], harmonics[:, :3])
     columns += _named([f"f_rest_{i}" for i in range(harmonics.shape[1] - 3)], harmonics[:, 3:])
     columns += _named(["opacity"], np.log(opacity / (1 - opacity))[:, None])
     columns += _named([f"scale_{i}" for i in range(scales.shape[1])], scales)
-    columns += _named([f"rot_{i}" for i in range(4)], splats.rotations) + list(field.snapshots().items())
+    columns += _named([f"rot_{i}" for i in range(4)], splats.rotations)
+    columns += list(field.snapshots().items())
     typed = [(name, "float", column) for name, column in columns]
+    typed += [(name, _ply_kind(c), c) for name, c in splats.extra.items() if name not in normals]
     atomic_write(path, lambda file: _write_elements(file, typed, field))
     return Path(path)
+
+
+SPLAT_FORMS = (".ply", ".compressed.ply", ".splat", ".spz", ".sog")
+
+
+def splat_form(path: str | Path) -> str | None:
+    """The format of Gaussians that a path names, as SplatData.form, or None."""
+    name = Path(path).name.lower()
+    found = [form for form in SPLAT_FORMS if name.endswith(form)]
+    return max(found, key=len)[1:] if found else None
+
+
+def writes_splats(surface: Any, path: str | Path) -> TypeGuard[Splats]:
+    """Whether a field on the surface is written to the path as Gaussians.
+
+    Raises InputError, with the extensions that can be written, if the path has none of them.
+    """
+    from lamina.surfaces.splats import Splats
+
+    forms = SPLAT_FORMS if isinstance(surface, Splats) else ()
+    if not (forms and splat_form(path)) and Path(path).suffix.lower() not in _WRITERS:
+        raise InputError(_unknown(path, list(dict.fromkeys([*forms, *_WRITERS, ".html"]))))
+    return bool(forms) and splat_form(path) is not None
+
+
+def own_files(surface: Any) -> list[str]:
+    """The endings of files, beside .ply, in which Gaussians came and go back; none for other surfaces."""
+    from lamina.surfaces.splats import Splats
+
+    return [surface.data.form] if isinstance(surface, Splats) and surface.data.form != "ply" else []
+
+
+def _unknown(path: str | Path, known: Sequence[str]) -> str:
+    return f"cannot write {path}: the extension '{Path(path).suffix}' is none of {', '.join(known)}."
 
 
 def _named(names: Sequence[str], table: NDArray) -> list[tuple[str, NDArray]]:
@@ -153,6 +200,14 @@ def _check(name: str, array: NDArray, fits: bool, expected: str) -> None:
 
 # PLY, binary little endian
 
+_PLY_KINDS = {"char": "i1", "uchar": "u1", "short": "<i2", "ushort": "<u2", "int": "<i4", "uint": "<u4"}
+_PLY_KINDS |= {"float": "<f4", "double": "<f8"}
+
+
+def _ply_kind(column: NDArray) -> str:
+    """The type of a PLY that holds an array of numbers."""
+    return next((kind for kind, code in _PLY_KINDS.items() if code[-2:] == column.dtype.str[-2:]), "double")
+
 
 def _write_ply(file: BinaryIO, field: _Field) -> None:
     columns: list[tuple[str, str, NDArray]] = []
@@ -181,8 +236,7 @@ def _write_elements(file: BinaryIO, columns: list[tuple[str, str, NDArray]], fie
         header += [f"element face {len(field.faces)}", "property list uchar int vertex_indices"]
     file.write(("\n".join(header) + "\nend_header\n").encode("ascii"))
 
-    kinds = {"double": "<f8", "float": "<f4", "uchar": "u1"}
-    vertices = np.empty(len(field.points), dtype=[(name, kinds[kind]) for name, kind, _ in columns])
+    vertices = np.empty(len(field.points), dtype=[(name, _PLY_KINDS[kind]) for name, kind, _ in columns])
     for name, _, column in columns:
         vertices[name] = column
     file.write(vertices.tobytes())

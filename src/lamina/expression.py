@@ -1,10 +1,18 @@
 """Formulas typed by a user, such as sin(5*x) + y^2: parsed by hand, never eval'ed.
 
+    formula = either ["if" either "else" formula]
+    either  = both (("or" | "|") both)*
+    both    = negated (("and" | "&") negated)*
+    negated = ("not" | "!") negated | compared
+    compared = sum [("<" | "<=" | ">" | ">=" | "==" | "!=") sum]
     sum     = product (("+" | "-") product)*
     product = signed (("*" | "/") signed)*
     signed  = ("-" | "+") signed | power
     power   = atom [("^" | "**") signed]             so -x^2 = -(x^2), 2^3^2 = 2^(3^2), 2^-x is allowed
-    atom    = number | name | name "(" sum ("," sum)* ")" | "(" sum ")"
+    atom    = number | name | name "(" formula ("," formula)* ")" | "(" formula ")"
+
+A comparison is 1 where it is true and 0 where it is not, so that (z > 0)*x is x on the upper half; a number counts as
+true unless it is 0. where(c, a, b) is a where c is true, and b elsewhere; a if c else b is the same.
 
 The parser climbs precedences (Pratt, 1973) and leaves a program in postfix order, so that evaluation is
 a loop over a stack of tensors and no text can overflow the interpreter's own stack.
@@ -16,6 +24,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,26 +54,53 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Tensor]]] = {
     "min": (2, torch.minimum),
     "max": (2, torch.maximum),
     "atan2": (2, torch.atan2),
+    "where": (3, torch.where),
 }
+
+# What has truth values, by name.
+_COMPARISONS: dict[str, tuple[int, Callable[..., Tensor]]] = {
+    "<": (2, torch.lt),
+    "<=": (2, torch.le),
+    ">": (2, torch.gt),
+    ">=": (2, torch.ge),
+    "==": (2, torch.eq),
+    "!=": (2, torch.ne),
+}
+_LOGIC: dict[str, tuple[int, Callable[..., Tensor]]] = {
+    "and": (2, torch.logical_and),
+    "or": (2, torch.logical_or),
+    "not": (1, torch.logical_not),
+}
+_CONDITIONAL = ("if", "else")
+_SPELLINGS = {"**": "^", "&": "and", "&&": "and", "|": "or", "||": "or", "!": "not"}
 
 # The operators are functions as well, under names that no user can type.
-_OPERATIONS = FUNCTIONS | {
-    "+": (2, torch.add),
-    "-": (2, torch.sub),
-    "*": (2, torch.mul),
-    "/": (2, torch.div),
-    "^": (2, torch.pow),
-    "negate": (1, torch.neg),
-}
+_OPERATIONS = (
+    FUNCTIONS
+    | _COMPARISONS
+    | _LOGIC
+    | {
+        "+": (2, torch.add),
+        "-": (2, torch.sub),
+        "*": (2, torch.mul),
+        "/": (2, torch.div),
+        "^": (2, torch.pow),
+        "negate": (1, torch.neg),
+        "if else": (3, lambda a, condition, b: torch.where(condition, a, b)),
+    }
+)
 
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "^": 4}
-_SIGN_PRECEDENCE = 3  # looser than ^, tighter than *
+_COMPARISON_PRECEDENCE = 3  # also what `not` turns over
+_SIGN_PRECEDENCE = 6  # looser than ^, tighter than *
+_PRECEDENCE = {"or": 1, "and": 2, "+": 4, "-": 4, "*": 5, "/": 5, "^": 7} | dict.fromkeys(
+    _COMPARISONS, _COMPARISON_PRECEDENCE
+)
 _COLUMN = {"x": 0, "y": 1, "z": 2}
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
-    r"|(?P<symbol>\*\*|[-+*/^(),]))"
+    r"|(?P<symbol>\*\*|[<>=!]=|&&?|\|\|?|[-+*/^(),<>!]))"
 )
 
 
@@ -82,6 +118,20 @@ class Expression:
 
     def __call__(self, points: Tensor, *, t: float | Tensor | None = None) -> Tensor:
         """Values (n,) at points (n, 3), in their dtype and on their device; t is needed when it occurs."""
+        # A copy, so that writing into the values of "x" does not move the points.
+        return self._result(points, t).to(points.dtype).expand(len(points)).clone()
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether it says where something is true, as "z > 0 and x < 1" does, rather than how much something is."""
+        return self.program[-1] in _COMPARISONS or self.program[-1] in _LOGIC
+
+    def holds(self, points: Tensor) -> Tensor:
+        """Whether it is true (n,) at points (n, 3), as truth values."""
+        return _as_truth(self._result(points, None)).expand(len(points)).clone()
+
+    def _result(self, points: Tensor, t: float | Tensor | None) -> Tensor:
+        """Numbers or truth values, (n,) or, where no coordinate occurs, ()."""
         if "t" in self.variables and t is None:
             raise InputError(f'"{self.text}" depends on t: call it with t=..., a number.')
         stack: list[Tensor] = []
@@ -96,12 +146,65 @@ class Expression:
                 arity, function = _OPERATIONS[item]
                 arguments = stack[-arity:]
                 del stack[-arity:]
-                stack.append(function(*arguments))
-        # A copy, so that writing into the values of "x" does not move the points.
-        return stack[0].expand(len(points)).clone()
+                stack.append(function(*_converted(item, arguments, points.dtype)))
+        return stack[0]
 
     def __str__(self) -> str:
         return self.text
+
+
+def _as_truth(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.bool else values != 0
+
+
+def _converted(operation: str, arguments: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Arguments as an operation takes them: truth values for logic and conditions, numbers for all others."""
+    condition = {"where": 0, "if else": 1}.get(operation)
+    logic = operation in _LOGIC
+    return [_as_truth(a) if logic or i == condition else a.to(dtype) for i, a in enumerate(arguments)]
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """A formula with t in it, as a function of points and time."""
+
+    expression: Expression
+
+    def __call__(self, points: Tensor, time: float) -> Tensor:
+        return self.expression(points, t=time)
+
+
+def as_data(data: Any, name: str, *, time: bool = False) -> Any:
+    """data as solves take them: a formula as a function of points, or of points and time if t occurs in it and `time`
+    allows that, or as a number if it is one; functions, numbers and arrays as they are.
+
+    Raises InputError for a formula that cannot be read, and for what is none of these.
+
+    >>> as_data("2*pi", "the right-hand side")
+    6.283185307179586
+    """
+    if isinstance(data, str):
+        try:
+            found = parse(data, ("x", "y", "z", "t") if time else ("x", "y", "z"))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        if "t" in found.variables:
+            return OverTime(found)
+        constant = None if found.variables else float(found(torch.zeros(1, 3, dtype=torch.float64)))
+        return constant if constant is not None and math.isfinite(constant) else found
+    if callable(data):
+        return data
+    try:
+        array = torch.as_tensor(data)
+    except (TypeError, ValueError, RuntimeError):
+        array = None
+    if array is None or array.is_complex():
+        got = "None" if data is None else f"of type {type(data).__name__}"
+        raise InputError(
+            f'{name} is {got}; expected a number, a formula such as "sin(5*x) + y", a function of points (n, 3), or '
+            "one value for each of domain.points."
+        )
+    return data
 
 
 def parse(text: str, variables: Sequence[str] = ("x", "y", "z")) -> Expression:
@@ -155,11 +258,29 @@ class _Parser:
         if self.depth > MAX_DEPTH:
             raise self._error(f"more than {MAX_DEPTH} levels of nesting at position {self.here.position}")
         self._operand()
+        self._operators(least)
+        if least == 0 and self.here.text == "if":
+            self._conditional()
+        self.depth -= 1
+
+    def _conditional(self) -> None:
+        """The rest of `a if c else b`, behind a."""
+        opening = self._advance()
+        self._expression(1)
+        if self.here.text != "else":
+            raise self._error(f"the 'if' at position {opening.position} has no 'else' (write a if c else b)")
+        self._advance()
+        self._expression(0)
+        self.program.append("if else")
+
+    def _operators(self, least: int) -> None:
         while (precedence := _PRECEDENCE.get(self.here.text, -1)) >= least:
             operator = self._advance().text
             self._expression(precedence if operator == "^" else precedence + 1)
             self.program.append(operator)
-        self.depth -= 1
+            if operator in _COMPARISONS and self.here.text in _COMPARISONS:
+                place = f"'{self.here.text}' at position {self.here.position}"
+                raise self._error(f"expected one comparison at a time but found {place} (write a < b and b < c)")
 
     def _operand(self) -> None:
         token = self._advance()
@@ -171,6 +292,9 @@ class _Parser:
             self._expression(_SIGN_PRECEDENCE)
             if token.text == "-":
                 self.program.append("negate")
+        elif token.text == "not":
+            self._expression(_COMPARISON_PRECEDENCE)
+            self.program.append("not")
         elif token.text == "(":
             self._expression(0)
             self._close(token)
@@ -184,7 +308,7 @@ class _Parser:
         place = f"'{token.text}' at position {token.position}"
         if token.text in FUNCTIONS:
             if not called:
-                example = ", ".join(["x", "y"][: FUNCTIONS[token.text][0]])
+                example = ", ".join(["x", "y", "z"][: FUNCTIONS[token.text][0]])
                 raise self._error(
                     f"function {place} needs its arguments in parentheses, as in {token.text}({example}),"
                 )
@@ -241,8 +365,8 @@ class _Parser:
                 position += len(self.text[position:]) - len(self.text[position:].lstrip())
                 raise self._error(f"unexpected character {self.text[position]!r} at position {position}")
             kind = match.lastgroup
-            symbol = match[kind].replace("**", "^")
-            tokens.append(_Token(kind, symbol, match.start(kind)))
+            symbol = _SPELLINGS.get(match[kind], match[kind])
+            tokens.append(_Token("symbol" if symbol in (*_LOGIC, *_CONDITIONAL) else kind, symbol, match.start(kind)))
             position = match.end()
         return [*tokens, _Token("end", "", len(self.text))]
 
@@ -253,4 +377,4 @@ class _Parser:
         return f'"{self.text}"' if len(self.text) <= 200 else f'"{self.text[:200]}..."'
 
     def _known(self) -> str:
-        return "known: " + ", ".join([*self.variables, *CONSTANTS, *FUNCTIONS]) + "."
+        return "known: " + ", ".join([*self.variables, *CONSTANTS, *FUNCTIONS, *_LOGIC, *_CONDITIONAL]) + "."

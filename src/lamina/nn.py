@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from lamina.device import in_own_precision
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.linear.adjoint import transforming
 from lamina.pde.boundary import posed
-from lamina.pde.conditions import Condition
+from lamina.pde.conditions import Condition, checked
 from lamina.pde.poisson import check_convergence, checked_number, default_tolerance
 from lamina.pde.variational import variational
 from lamina.schemes.trace import Trace
@@ -45,6 +46,28 @@ class _Layer(nn.Module):
         self._ready: WeakSet[Domain] = WeakSet()
 
     width = 1  # channels
+
+    def __getstate__(self) -> dict:
+        """The module without its list of domains that are ready for torch.func: a copy makes its own."""
+        return {**self.__dict__, "_ready": None}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__({**state, "_ready": WeakSet()})
+
+    def _apply(self, fn, recurse=True):
+        """As of any module; to(device) takes the domain along. Its precision stays: fields of any other are taken."""
+        super()._apply(fn, recurse)
+        if self.domain is not None:
+            self.domain = self.domain.to(fn(self.domain.points[:0]).device)
+        return self
+
+    def extra_repr(self) -> str:
+        where = "" if self.domain is None else f"domain={self.domain.surface.name}, unknowns={self.domain.unknowns}, "
+        tolerance = "" if self.tolerance is None else f", tolerance={self.tolerance:g}"
+        return f"{where}{self._settings()}{tolerance}"
+
+    def _settings(self) -> str:
+        raise NotImplementedError
 
     def _on(self, domain: Domain | None) -> Domain:
         domain = domain or self.domain
@@ -78,6 +101,12 @@ class PoissonLayer(_Layer):
         super().__init__(domain, tolerance)
         self.screening, self.conditions = screening, conditions
 
+    def _settings(self) -> str:
+        asked = checked(self.conditions)
+        held = f", conditions=[{', '.join(c.name for c in asked)}]" if asked else ""
+        return f"screening={float(self.screening):g}{held}"
+
+    @in_own_precision
     def forward(self, f: Tensor, domain: Domain | None = None) -> Tensor:
         """u, of the shape of f, at domain.points."""
         problem = posed(self._on(domain), self.conditions, None)
@@ -96,7 +125,8 @@ class PoissonLayer(_Layer):
         u = result.solution
         if not (isinstance(shift, Tensor) or shift):
             u = scheme.remove_mean(u, lambda u: domain.mean(domain.readout @ u))
-        return _like(domain.readout @ u, f)
+        values = domain.readout @ u
+        return _like(values if problem.kept is None else problem.kept.hold(domain.points, values, 0.0), f)
 
 
 class HeatLayer(_Layer):
@@ -130,10 +160,16 @@ class HeatLayer(_Layer):
         # Logarithms, so that no step of an optimiser makes a time negative.
         self.log_time = nn.Parameter(given.log().expand(channels).clone(), requires_grad=learn)
 
+    def _settings(self) -> str:
+        low, high = (f"{float(t):.3g}" for t in torch.aminmax(self.time.detach()))
+        time = low if low == high else f"{low} to {high}"
+        return f"channels={self.channels}, steps={self.steps}, time={time}, learned={self.log_time.requires_grad}"
+
     @property
     def time(self) -> Tensor:
         return self.log_time.exp()
 
+    @in_own_precision
     def forward(self, u: Tensor, domain: Domain | None = None) -> Tensor:
         """The channels (m,), (m, channels) or (b, m, channels) at domain.points, each after its time."""
         domain, scheme = variational(self._on(domain), None, "a HeatLayer")

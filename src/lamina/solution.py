@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lamina.display import Display, display, own_points
+from lamina.errors import InputError
+from lamina.schemes.trace import Trace
+
 if TYPE_CHECKING:
     from lamina.domain import Domain
+    from lamina.pde.boundary import Kept
     from lamina.view.page import Page
 
 
@@ -33,20 +39,56 @@ class Solution:
     seconds: float
     warnings: tuple[str, ...] = ()
     residuals: tuple[float, ...] = field(default=(), repr=False)
+    kept: Kept | None = field(default=None, repr=False)  # what the conditions of the solve say; None without conditions
 
     @property
     def values(self) -> Tensor:
-        """The field (m,) at domain.points, at the last time."""
+        """The field (m,) at domain.points, at the last time; (m, k) for k channels."""
         return self.snapshots[-1]
 
     @property
     def snapshots(self) -> Tensor:
         """The field (s, m) at domain.points, at each of `times`."""
-        return torch.stack([self.domain.readout @ u for u in self.unknowns])
+        return self._held(self.domain.points, torch.stack([self.domain.readout @ u for u in self.unknowns]))
 
     def __call__(self, points: Tensor) -> Tensor:
         """The field (n,) at points (n, 3) on or near the surface, at the last time."""
-        return self.domain.evaluate(self.unknowns[-1], points)
+        values = self.domain.evaluate(self.unknowns[-1], points)
+        return self._held(torch.as_tensor(points).to(values), values[None])[-1]
+
+    @property
+    def fluxes(self) -> Tensor:
+        """What enters the surface (c,) through each of the conditions, at the last time: the integral of
+        diffusivity du/dn over a rim or a curve, of what is given through a part, of what it takes to hold one."""
+        if self.kept is None:
+            return self.unknowns.new_zeros(0)
+        return self.kept.fluxes(self.unknowns[-1], self.times[-1])
+
+    def statistics(self) -> dict[str, float]:
+        """Least and largest value, mean and integral over the surface, at the last time."""
+        domain = self.domain
+        if isinstance(domain.scheme, Trace):
+            points, weights = domain.quadrature.points, domain.quadrature.weights
+            there = domain.scheme.readout_in(domain.cut.element, points).matrix @ self.unknowns[-1].detach()
+            there = self._held(points, there[None])[-1].detach()
+            everywhere = torch.cat([there, self.values.detach()])
+        else:
+            there = everywhere = self.values.detach()
+            weights = domain.surface.own_areas()
+        integral, area = float((weights * there).sum()), float(weights.sum())
+        return {
+            "min": float(everywhere.min()),
+            "max": float(everywhere.max()),
+            "mean": integral / area,
+            "integral": integral,
+        }
+
+    def _held(self, points: Tensor, states: Tensor) -> Tensor:
+        """States (s or 1, n) of the field at points (n, 3), with what parts of the surface are held at."""
+        if self.kept is None or not self.kept.regions:
+            return states
+        times = self.times[-len(states) :]
+        return torch.stack([self.kept.hold(points, u, t) for u, t in zip(states, times, strict=True)])
 
     def report(self) -> dict[str, Any]:
         """What was solved and how, as plain numbers and strings."""
@@ -69,38 +111,71 @@ class Solution:
             "warnings": [*domain.warnings, *self.warnings],
         }
 
-    def save(self, path: str | Path, *, recolour: bool = True) -> Path:
-        """Write to .ply (scalar and colours), .npz, .vtu or, to look at it in a browser, .html; whole or not at all.
+    def channel(self, i: int) -> Solution:
+        """One of several channels, to draw or to save."""
+        if self.unknowns.ndim != 3:
+            raise InputError("This solution has one channel only.")
+        return replace(self, unknowns=self.unknowns[..., i])
 
-        Splats become splats again in .ply: all Gaussians that came, with the field as a property and in their
-        colours, or, with recolour=False, in the colours that they came with.
+    @cached_property
+    def drawn(self) -> Display:
+        """Triangles with the field at their corners, fine enough to show what was solved; made once.
+
+        Pictures and files show these. They are the surface's own faces, split where the field varies within a face,
+        or, for a surface without faces, the pieces that the cells of the grid cut it into.
         """
-        from lamina.export import save, save_splats
-        from lamina.surfaces.splats import Splats
+        if self.unknowns.ndim == 3:
+            raise InputError(f"This solution has {self.unknowns.shape[2]} channels; take one: u.channel(0).")
+        return self._as_held(display(self.domain, self.unknowns))
 
-        if Path(path).suffix.lower() == ".html":
-            return self.page().save(path)
+    def save(self, path: str | Path, *, refine: bool | None = None, recolour: bool = True) -> Path:
+        """Write to .ply (scalar and colours), .vtu, .npz or, to look at it in a browser, .html; whole or not at all.
+
+        refine: True writes the triangles of `drawn`, which show the field as it was solved; False writes the
+        surface's own points and faces with `values`. By default .npz, which is for computing, holds the surface's own
+        points, and the other formats, which are for looking, hold `drawn`.
+        Splats become splats again, all Gaussians that came, in .ply (INRIA's layout), .compressed.ply, .splat, .spz
+        and .sog. The field is in their colours; recolour=False keeps the colours that they came with. Only .ply also
+        has the field as a property. refine=True writes triangles to .ply instead.
+        """
+        from lamina.export import save, save_splats, writes_splats
+
+        suffix = Path(path).suffix.lower()
+        if suffix == ".html":
+            return self.page(refine=refine is not False).save(path)
         surface = self.domain.surface
-        fields = self.snapshots.T if len(self.times) > 1 else self.values
         metadata = {"times": list(self.times), **self.report()}
-        if isinstance(surface, Splats) and Path(path).suffix.lower() == ".ply":
+        if writes_splats(surface, path) and not (suffix == ".ply" and refine):
+            fields = self.snapshots.T if len(self.times) > 1 else self.values
             everywhere = surface.everywhere(fields.detach())
             return save_splats(path, surface.data, everywhere, recolour=recolour, metadata=metadata)
-        arrays = self._arrays() | {"values": fields, "areas": surface.areas}
-        return save(path, arrays.pop("points"), arrays.pop("values"), metadata=metadata, **arrays)
+        shown = self._shown(suffix != ".npz" if refine is None else refine)
+        if shown.note is not None:
+            metadata["drawn"] = shown.note
+        arrays = _arrays(shown)
+        values = shown.values.T if len(self.times) > 1 else shown.values[-1]
+        areas = surface.areas if len(shown.points) == len(surface.areas) else None
+        return save(path, arrays["points"], values.cpu(), faces=arrays["faces"], normals=arrays["normals"],
+                    areas=areas, metadata=metadata)  # fmt: skip
 
-    def plot(self, path: str | Path, **options: Any) -> Path:
-        """Write a PNG of the surface coloured by the field; options as in lamina.view.render.render."""
+    def plot(self, path: str | Path, *, refine: bool = True, **options: Any) -> Path:
+        """Write a PNG of the surface coloured by the field; options as in lamina.view.render.render.
+
+        refine: as in `page`.
+        """
         from lamina.view.render import render_png
 
-        return render_png(path, **self._arrays(), **options)
+        arrays = _arrays(self._shown(refine))
+        time = self.times[-1] if self.times != (0.0,) else None
+        said: dict[str, Any] = {"title": self._title(options), "time": time}
+        return render_png(path, **arrays | {"values": arrays["values"][-1]}, **said | options)
 
-    def animate(self, path: str | Path, **options: Any) -> Path:
+    def animate(self, path: str | Path, *, refine: bool = True, **options: Any) -> Path:
         """Write the field over time as a .gif or .mp4; options as in lamina.view.animation.animate."""
         from lamina.view.animation import animate
 
-        arrays = self._arrays() | {"values": self.snapshots.detach().cpu().numpy(), "times": self.times}
-        return animate(path, **arrays, **options)
+        said: dict[str, Any] = {"title": self._title(options)}
+        return animate(path, **_arrays(self._shown(refine)), times=self.times, **said | options)
 
     def page(
         self,
@@ -109,18 +184,22 @@ class Solution:
         reference_name: str = "reference",
         title: str | None = None,
         band: bool = True,
+        refine: bool = True,
         **options: Any,
     ) -> Page:
         """The viewer of this solution, one HTML page that needs nothing else; notebooks show it in place.
 
-        reference: what to compare with: another Solution, values at domain.points, or a function of points (and of
-        time, where there is one), called reference_name. title: the surface's name unless given. band: whether
-        the grid can be shown. options: view, map, low, high, height as in lamina.view.page.page.
+        reference: what to compare with: another Solution, a function of points (and of time, where there is one), or
+        values at domain.points or at drawn.points, called reference_name. title: "u on bunny" unless given.
+        band: whether the grid can be shown. refine: whether to show the triangles of `drawn`, or the surface's own
+        points and faces.
+        options: view, map, low, high, height, name, unit, time_unit as in lamina.view.page.page.
         """
         from lamina.view.page import page
         from lamina.view.scene import scene_of
 
-        scene = scene_of(self, reference=reference, reference_name=reference_name, title=title, band=band)
+        shown = self._shown(refine)
+        scene = scene_of(self, shown, reference=reference, reference_name=reference_name, title=title, band=band)
         return page(scene, **options)
 
     def show(self, **options: Any) -> None:
@@ -129,15 +208,24 @@ class Solution:
 
         show(self.page(**options), self.domain.surface.name)
 
-    def _arrays(self) -> dict[str, Any]:
-        surface = self.domain.surface
+    def _repr_html_(self) -> str:
+        from lamina.view.scene import scene_of
+        from lamina.view.still import still_html
 
-        def array(t: Tensor):
-            return t.detach().cpu().numpy()
+        return still_html(scene_of(self, self.drawn, band=False))
 
-        return {
-            "points": array(surface.points),
-            "values": array(self.values),
-            "faces": None if surface.faces is None else array(surface.faces),
-            "normals": array(surface.normals),
-        }
+    def _title(self, options: dict[str, Any]) -> str:
+        return f"{options.get('name', 'u')} on {self.domain.surface.name}"
+
+    def _shown(self, refine: bool) -> Display:
+        return self.drawn if refine else self._as_held(own_points(self.domain, self.unknowns))
+
+    def _as_held(self, shown: Display) -> Display:
+        return replace(shown, values=self._held(shown.points, shown.values))
+
+
+def _arrays(shown: Display) -> dict[str, Any]:
+    """What is shown, as numpy arrays: points (n, 3), values (s, n), faces (m, 3) or None, normals (n, 3)."""
+    faces = None if shown.faces is None else shown.faces.cpu().numpy()
+    points, values, normals = (t.detach().cpu().numpy() for t in (shown.points, shown.values, shown.normals))
+    return {"points": points, "values": values, "faces": faces, "normals": normals}

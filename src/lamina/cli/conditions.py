@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +11,9 @@ import typer
 from lamina.errors import InputError
 
 WHERE = (
-    'WHERE is rim, rim 2 (one loop of several, 0 the longest), a comparison such as "z < 0" (the rim, or the part of '
-    'the surface, where it holds), a formula such as "z - 0.3" (the curve where it vanishes) or a file with the points '
-    "of a polyline (.npy, .txt, .csv)"
+    'WHERE is rim, rim 2 (one loop of several, 0 the longest), a comparison such as "z < 0 and x > y" (the rim, or '
+    'the part of the surface, where it holds), a formula such as "z - 0.3" (the curve where it vanishes) or a '
+    "file with the points of a polyline (.npy, .txt, .csv)"
 )
 DirichletOpt = Annotated[
     list[str] | None,
@@ -32,8 +30,6 @@ RobinOpt = Annotated[
 ClipOpt = Annotated[
     str | None, typer.Option("--clip", help="Solve on the part of the surface where this formula is positive.")
 ]
-COMPARISON = re.compile(r"<=|>=|<|>")
-COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 def conditions(dirichlet: list[str] | None, neumann: list[str] | None, robin: list[str] | None) -> list[Any]:
@@ -51,7 +47,7 @@ def conditions(dirichlet: list[str] | None, neumann: list[str] | None, robin: li
 
 
 def _place_and_value(option: str, text: str) -> tuple[Any, Any]:
-    parts = re.split(r"(?<![<>=])=(?!=)", text)
+    parts = re.split(r"(?<![<>=!])=(?!=)", text)
     if len(parts) != 2 or not all(part.strip() for part in parts):
         raise InputError(f'{option} is {text!r}; expected "WHERE = VALUE", such as "rim = 0" or "z - 0.3 = sin(x)".')
     return _place(option, parts[0].strip()), _value(parts[1])
@@ -59,46 +55,24 @@ def _place_and_value(option: str, text: str) -> tuple[Any, Any]:
 
 def _value(text: str) -> Any:
     """A function of points, or of points and time if there is a t in it."""
-    from lamina.expression import parse
+    from lamina.expression import OverTime, parse
 
     found = parse(text, variables=("x", "y", "z", "t"))
-    if re.search(r"\bt\b", text):
-        return lambda points, time: found(points, t=time)
-    return lambda points: found(points, t=0.0)
+    return OverTime(found) if "t" in found.variables else found
 
 
 def _place(option: str, text: str) -> Any:
-    if text == "rim":
-        return "rim"
     loop = re.fullmatch(r"rim\s+(\d+)", text)
     if loop:
         return int(loop[1])
     if Path(text).suffix in (".npy", ".txt", ".csv"):
         return _polyline(option, Path(text))
-    if " and " in text or COMPARISON.search(text):
-        tests = [_comparison(option, part) for part in text.split(" and ")]
+    from lamina.pde.conditions import place
 
-        def all_hold(points: Any) -> Any:
-            held = tests[0](points)
-            for test in tests[1:]:
-                held = held & test(points)
-            return held
-
-        return all_hold
-    from lamina.expression import parse
-
-    return parse(text)
-
-
-def _comparison(option: str, text: str) -> Callable[[Any], Any]:
-    from lamina.expression import parse
-
-    sides = COMPARISON.split(text)
-    if len(sides) != 2:
-        raise InputError(f'{option} holds where {text!r}; expected one comparison, such as "z < 0", or several and-ed.')
-    left, right = (parse(side) for side in sides)
-    compare = COMPARE[COMPARISON.findall(text)[0]]
-    return lambda points: compare(left(points), right(points))
+    try:
+        return place(text)
+    except InputError as error:
+        raise InputError(f"{option} {error}") from None
 
 
 def _polyline(option: str, path: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,7 +105,7 @@ def solve_poisson(
     held = conditions(dirichlet, neumann, robin)
     u = poisson(domain, f, held, screening=screening, tolerance=tolerance, show_progress=run.progress)
     if true is not None:
-        run.add_errors(u.values, true(run.true_points), remove_mean=screening == 0 and not (dirichlet or robin))
+        run.add_errors(u, u.values, true, remove_mean=screening == 0 and not (dirichlet or robin))
     asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
     run.finish(u, {"rhs": rhs, "exact": exact, "screening": screening, **_given(asked)})
 
@@ -193,7 +194,7 @@ def solve_heat(
     )  # fmt: skip
     if true is not None:
         for moment, values in zip(u.times, u.snapshots, strict=True):
-            run.add_errors(values, true(run.true_points, t=moment), time=moment)
+            run.add_errors(u, values, partial(true, t=moment), time=moment)
     asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
     run.animations = [name for name, wanted in (("solution.gif", gif), ("solution.mp4", mp4)) if wanted]
     run.finish(u, {"initial": initial or WAVES, "time": time_, "exact": exact, "method": method, **_given(asked)})
@@ -241,7 +242,8 @@ class _Run:
         self.progress = False if as_json else None
         self.seconds: dict[str, float] = {}
         self.errors: dict[str, Any] = {}
-        self.exact: list[Any] = []  # the exact states, as they are compared
+        self.exact: list[Callable[[Any], Any]] = []  # the exact states that u is compared with
+        self.remove_mean = False
         self.animations: list[str] = []
         self.start = time.perf_counter()
 
@@ -290,45 +292,68 @@ class _Run:
         domain = Domain(
             surface, extension=extension, dtype=getattr(torch, dtype), show_progress=self.progress, **options
         )
-        # The samples are noisy, the exact solution is not: it is taken on the original surface below them.
-        points = domain.points
-        if form is not None:
-            points = original.closest_points(points.to("cpu", torch.float64)).points.to(points)
-        self.true_points, self.component = points, domain.component
+        self.original = None if form is None else original
         self.seconds |= {"band": domain.seconds["geometry"], "extension": domain.seconds["operators"]}
         return domain
 
-    def add_errors(self, values: Any, exact: Any, *, remove_mean: bool = False, time: float | None = None) -> None:
-        from lamina.metrics import aligned, errors
+    def true_points(self, points: Any) -> Any:
+        """Where the exact solution is taken: samples are noisy, so it is on the original surface below them."""
+        import torch
 
-        component = self.component if remove_mean else None
-        found = errors(values, exact, remove_mean=remove_mean, component=component).as_dict()
+        if self.original is None:
+            return points
+        return self.original.closest_points(points.to("cpu", torch.float64)).points.to(points)
+
+    def add_errors(self, u: Any, values: Any, exact: Callable[[Any], Any], *, remove_mean: bool = False,
+                   time: float | None = None) -> None:  # fmt: skip
+        from lamina.metrics import errors
+
+        component = u.domain.component if remove_mean else None
+        points = self.true_points(u.domain.points)
+        found = errors(values, exact(points), remove_mean=remove_mean, component=component).as_dict()
         self.errors |= found
-        if self.out is not None:
-            self.exact.append(aligned(exact, values, component) if remove_mean else exact.detach().cpu())
+        self.exact.append(exact)
+        self.remove_mean = remove_mean
         if time is not None:
             self.errors.setdefault("errors_over_time", []).append({"time": time, **found})
+
+    def exact_states(self, shown: Any) -> Any:
+        """The exact states at the points that are shown, moved by the constants that u leaves open; None if unknown."""
+        import torch
+
+        from lamina.metrics import aligned
+
+        if not self.exact:
+            return None
+        points = self.true_points(shown.points)
+        states = [exact(points) for exact in self.exact]
+        if self.remove_mean:
+            states = [aligned(e, v, shown.component) for e, v in zip(states, shown.values, strict=True)]
+        return torch.stack([state.detach().cpu() for state in states])
 
     def finish(self, u: Any, asked: dict[str, Any]) -> None:
         self.seconds["solve"] = u.seconds
         self.seconds["total"] = time.perf_counter() - self.start
         report = {"problem": self.problem, **asked, **u.report(), "seconds": self.seconds, **self.errors}
         if self.out is not None:
+            if u.drawn.note is not None:
+                report["drawn"] = u.drawn.note
             report["files"] = [str(p) for p in self._write(u, report)]
         print_facts(report, self.as_json)
         if self.out is not None:
             say_next("look at it", "view", self.out, self.as_json)
 
     def _write(self, u: Any, report: dict[str, Any]) -> list[Path]:
-        import torch
-
-        from lamina.export import atomic_write
+        from lamina.export import atomic_write, own_files
         from lamina.view.charts import plot_residuals
 
         assert self.out is not None
         title = f"{self.problem} on {u.domain.surface.name}"
         files = [u.save(self.out / "solution.ply"), u.plot(self.out / "solution.png", title=title)]
-        reference = torch.stack(self.exact) if self.exact else None
+        files += [u.save(self.out / f"solution.{ending}") for ending in own_files(u.domain.surface)]
+        if u.drawn.note is not None and u.domain.surface.representation != "splats":
+            files.append(u.save(self.out / "original.ply", refine=False))
+        reference = self.exact_states(u.drawn)
         files.append(u.page(title=title, reference=reference, reference_name="exact").save(self.out / "solution.html"))
         files += [u.animate(self.out / name, title=title, show_progress=self.progress) for name in self.animations]
         if sum(r > 0 for r in u.residuals) > 1:

@@ -21,6 +21,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from lamina.device import in_own_precision
 from lamina.errors import InputError
 from lamina.linear.assembly import rows_to_csr
 from lamina.linear.krylov import KrylovResult
@@ -46,6 +47,7 @@ class Sparse:
     def T(self) -> _Transposed:
         return _Transposed(self)
 
+    @in_own_precision
     def __matmul__(self, u: Tensor) -> Tensor:
         """(rows,) or (rows, k) from u (columns,) or (columns, k)."""
         tracked = u.requires_grad or (self.values is not None and self.values.requires_grad)
@@ -179,6 +181,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(u if values is not None else None)
 
     @staticmethod
+    @in_own_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         (gradient,) = gradients
         (u,) = ctx.saved_tensors
@@ -236,6 +239,7 @@ class _Solve(torch.autograd.Function):
         ctx.save_for_backward(output)
 
     @staticmethod
+    @in_own_precision
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         (u,) = ctx.saved_tensors
         adjoint = solve(ctx.system.transposed(), gradients[0]).solution

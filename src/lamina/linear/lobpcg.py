@@ -28,7 +28,7 @@ def lobpcg(
     precondition: Apply,
     scale: float,
     tolerance: float,
-    max_iterations: int = 200,
+    max_iterations: int = 1000,
     report: Callable[[int, float], None] | None = None,
 ) -> Eigenpairs:
     """The `wanted` lowest eigenpairs, from a block start (n, b), b >= wanted; the extra columns speed up the last.

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.expression import as_data
 from lamina.geometry.neighbours import k_nearest
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
 from lamina.pde.places import (
     called,
     check_loop,
-    check_name,
     find_seams,
+    no_rim,
     on_rim,
     refuse_overlap,
     tested,
@@ -48,6 +49,25 @@ Load = Callable[[float], Tensor]  # time -> what conditions add to A u
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What the conditions of a solve say about its solution."""
+
+    conditions: list[Condition]
+    fluxes: Callable[[Tensor, float], Tensor]  # unknowns (n,) and time -> what enters through each condition
+    domain: Domain
+    regions: tuple[int, ...] = ()  # numbers of the conditions that hold the values on a part of the surface
+
+    def hold(self, points: Tensor, values: Tensor, time: float) -> Tensor:
+        """Values (n,) or (n, k) at points (n, 3), with exactly those that a part of the surface is held at."""
+        for number in self.regions:
+            c = self.conditions[number]
+            rows = tested(c.where, points, c, number).nonzero()[:, 0]
+            held = value_at(self.domain, c, number, points[rows], time).to(values)
+            values = values.index_copy(0, rows, held if values.ndim == 1 else held[:, None].expand(-1, values.shape[1]))
+        return values
+
+
+@dataclass(frozen=True)
 class Posed:
     """A domain and scheme that keep conditions."""
 
@@ -55,6 +75,7 @@ class Posed:
     scheme: Scheme
     load: Load | None  # None where nothing was asked
     started: Callable[[Tensor], Tensor] = lambda u: u  # unknowns of a field, made to keep the conditions at time 0
+    kept: Kept | None = None  # None where nothing was asked
 
 
 def posed(
@@ -68,6 +89,7 @@ def posed(
     Raises InputError for conditions that hold nowhere, or two of which hold at one place.
     """
     asked = checked(conditions)
+    diffusivity = None if diffusivity is None else as_data(diffusivity, "the diffusivity")
     if not asked:
         if diffusivity is None and screening is None:
             return Posed(domain, domain.scheme, None)
@@ -126,12 +148,28 @@ def _on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) ->
         rules.append(Rule.make(ghosts, kind, robin, scheme.rim_order))
     ghosts = scheme.levels[0].ghosts
     if ghosts is None:
-        raise InputError(f"{called(conditions[0], 0)} holds on the rim, and the surface has none; give a curve on it.")
+        raise InputError(no_rim(conditions[0], 0))
     new = scheme.following(rules, held)
 
     given = partial(values_at, domain, conditions, finest, ghosts.rim)
     load = _steady(lambda time: new.boundary_load(given(time)), conditions)
-    return Posed(domain.with_scheme(new), new, load, lambda u: new.with_ghosts(u, given(0.0)))
+    domain = domain.with_scheme(new)
+    kept = Kept(conditions, partial(_fluxes_on_rims, domain, conditions), domain)
+    return Posed(domain, new, load, lambda u: new.with_ghosts(u, given(0.0)), kept)
+
+
+def _fluxes_on_rims(domain: Domain, conditions: list[Condition], u: Tensor, time: float) -> Tensor:
+    """What enters (c,) through conditions on rims: the flux that is given, or du/dn from values at the rim and one and
+    two cells inside it, to second order."""
+    rim, h = domain.rim, domain.spacing
+    assert rim is not None
+    condition = at_places(domain, rim.points, conditions, strict=False)
+    kind, robin = _kinds(domain, conditions, condition, rim.points)
+    at, inside, further = (domain.evaluate(u, rim.points - i * h * rim.outward) for i in range(3))
+    flux = values_at(domain, conditions, condition, rim.points, time) - robin * at
+    flux = torch.where(kind == VALUE, (3 * at - 4 * inside + further) / (2 * h), flux)
+    asked = condition >= 0
+    return u.new_zeros(len(conditions)).index_add_(0, condition[asked], (rim.weights * flux)[asked])
 
 
 def _kinds(domain: Domain, conditions: list[Condition], condition: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +206,6 @@ def at_places(domain: Domain, places: Tensor, conditions: list[Condition], stric
                 check_loop(rim, c, number)
                 mask = rim.loop[k_nearest(rim.points, 1, places)[0][:, 0]] == c.where
         else:
-            check_name(c, number)
             mask = torch.ones_like(found, dtype=torch.bool)
         if strict:
             refuse_overlap(found, mask, conditions, number)
@@ -187,6 +224,7 @@ def _on_trace(
     places = domain.points[:0] if rim is None else rim.points
     condition = torch.full_like(places[:, 0], -1, dtype=torch.int64)
     region = pins = None
+    held: list[int] = []
     for number, c in enumerate(conditions):
         if isinstance(c.where, Points):
             pins = with_pins(domain, cut, c, number, pins)
@@ -194,20 +232,27 @@ def _on_trace(
         mask = on_rim(rim, c, number, curve_of.get(number))
         if mask is None:
             region = with_region(cut, c, number, region)
+            held += [number] if isinstance(c, Dirichlet) else []
             continue
         refuse_overlap(condition, mask, conditions, number)
         condition[mask] = number
     kind, robin = _kinds(domain, conditions, condition, places)
     field = None if diffusivity is None else tensor_field(domain, diffusivity)
     conductivity = None if field is None or rim is None else field(places)
-    ask = Asked(condition, kind, robin, conductivity, region, *(pins or ()))
+    parts = (None, None) if region is None else _kinds(domain, conditions, region, cut.quadrature.points)
+    ask = Asked(condition, kind, robin, conductivity, region, *parts, *(pins or ()))
     coefficient, reaction = _coefficients(domain, cut, diffusivity, screening)
     trace = Trace(cut, coefficient, ask, reaction)
     boundary = trace.boundary
     assert boundary is not None
     given = partial(values_at, domain, conditions, boundary.condition, boundary.points)
     load = _steady(lambda time: trace.boundary_load(given(time)), conditions)
-    return Posed(domain.with_scheme(trace), trace, load)
+    domain = domain.with_scheme(trace)
+
+    def fluxes(u: Tensor, time: float) -> Tensor:
+        return trace.boundary_fluxes(u, given(time), len(conditions))
+
+    return Posed(domain, trace, load, kept=Kept(conditions, fluxes, domain, tuple(held)))
 
 
 def _steady(load: Load, conditions: list[Condition]) -> Load:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
+from lamina.expression import as_data, parse
 
 # A number, values (m,) at domain.points (or (k,) at the k points of a polyline), a function of points (n, 3), or of
-# points and time.
-Value = float | Tensor | Callable[..., Tensor]
-# "rim"; the number of one of its loops; points (k, 3) of a polyline; Points; or a function of points (n, 3) with
-# truth values, the part of the rim or of the surface where it holds, or real ones, the curve on the surface where it
-# vanishes.
+# points and time, or a formula in x, y, z and t.
+Value = float | str | Tensor | Callable[..., Tensor]
+# "rim"; the number of one of its loops; points (k, 3) of a polyline; Points; a formula in x, y, z; or a function of
+# points (n, 3) with truth values, the part of the rim or of the surface where it holds, or real ones, the curve on the
+# surface where it vanishes.
 Where = Any
 
 
@@ -52,15 +53,38 @@ def _array(data: Any) -> Tensor | None:
     return found if found.is_floating_point() else found.double()
 
 
+# What may be held inside a surface, for messages.
+INSIDE = (
+    'a formula or function ("z > 0.5" is that part of the surface, "z - 0.5" the curve where it vanishes), a polyline '
+    "of points (k, 3), or lamina.Points"
+)
+
+
+def place(text: str) -> str | Callable[[Tensor], Tensor]:
+    """ "rim", or the function that a formula such as "z > 0" or "z - 0.3" stands for: with truth values if it is a
+    comparison, with real ones if not. Raises InputError, as the rest of a sentence, if it is neither."""
+    if text.strip() == "rim":
+        return "rim"
+    try:
+        found = parse(text)
+    except InputError as error:
+        raise InputError(
+            f'holds on {text!r}; expected "rim", where the surface ends (a closed one has no rim), the number of one '
+            f"of its loops, {INSIDE}. As a formula it cannot be read: {error}"
+        ) from None
+    return found.holds if found.is_comparison else found
+
+
 @dataclass(frozen=True, eq=False)
 class Condition:
     """where: "rim", all rims of the surface; a number, one loop of them, 0 being the longest; a polyline (k, 3) on the
     surface, closed if it ends where it began; `Points`; or a function of points (n, 3): one with truth values stands
     for the rim where it holds, or, if it does so nowhere on a rim, for that part of the surface; one with real values
     for the curve inside the surface where it vanishes. Both sides of a curve get the condition, each with its own
-    solution.
+    solution. A formula is such a function: "z > 0.5" has truth values, "z - 0.5" real ones.
 
-    value: a number, a function of points (n, 3), a function of points and time, or values (m,) at domain.points.
+    value: a number, a function of points (n, 3), a function of points and time, a formula in x, y, z and t, or values
+    (m,) at domain.points.
     """
 
     where: Where
@@ -79,20 +103,27 @@ class Condition:
         if found is None or found.ndim != 2 or found.shape[1] != 3 or len(found) < 2:
             got = f"{type(self.where).__name__}" if found is None else f"an array of shape {tuple(found.shape)}"
             raise InputError(
-                f'holds on {got}; expected "rim", the number of a loop, a function, a '
+                f'holds on {got}; expected "rim", the number of a loop, a formula, a function, a '
                 "polyline of at least two points (k, 3), or lamina.Points."
             )
         if not bool(torch.isfinite(found).all()):
             raise InputError("holds on a polyline with NaN or infinite points; check them.")
         return found
 
+    def read(self) -> Condition:
+        """The condition with functions for its formulas. Raises InputError, as the rest of a sentence."""
+        where = place(self.where) if isinstance(self.where, str) else self.where
+        value = as_data(self.value, "has a value", time=True) if isinstance(self.value, str) else self.value
+        return self if where is self.where and value is self.value else replace(self, where=where, value=value)
+
     def check(self) -> None:
         """Raises InputError for a place or a value that is none, as the rest of a sentence."""
         _ = self.line
         if isinstance(self.where, Points):
             self.where.checked()
-        if self.value is None or not (callable(self.value) or _array(self.value) is not None):
-            raise InputError(f"has the value {self.value!r}; expected a number, an array or a function.")
+        known = callable(self.value) or isinstance(self.value, str) or _array(self.value) is not None
+        if self.value is None or not known:
+            raise InputError(f"has the value {self.value!r}; expected a number, a formula, an array or a function.")
 
     def same_place(self, other: Condition) -> bool:
         """Whether both are given the same place, in the same way; other overlaps show on the rim only."""
@@ -119,9 +150,14 @@ class Neumann(Condition):
 
 @dataclass(frozen=True, eq=False)
 class Robin(Condition):
-    """diffusivity du/dn + coefficient u = value, the coefficient a number >= 0 or a function of points."""
+    """diffusivity du/dn + coefficient u = value, the coefficient a number >= 0, a formula or a function of points."""
 
-    coefficient: float | Callable[[Tensor], Tensor] = 1.0
+    coefficient: float | str | Callable[[Tensor], Tensor] = 1.0
+
+    def read(self) -> Condition:
+        if not isinstance(self.coefficient, str):
+            return Condition.read(self)
+        return Condition.read(replace(self, coefficient=as_data(self.coefficient, "has a coefficient")))
 
 
 def checked(conditions: Sequence[Condition] | Condition | None) -> list[Condition]:
@@ -139,6 +175,7 @@ def checked(conditions: Sequence[Condition] | Condition | None) -> list[Conditio
             )
         try:
             c.check()
+            found[number] = c.read()
         except InputError as error:
             raise InputError(f"condition {number + 1} ({c.name}) {error}") from None
     return found

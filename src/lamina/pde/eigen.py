@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lamina.domain import Domain
+from lamina.device import in_own_precision
+from lamina.domain import Domain, as_domain
 from lamina.errors import InputError, SolveError
 from lamina.linear.lobpcg import lobpcg
 from lamina.linear.multigrid import v_cycle
@@ -17,6 +18,7 @@ from lamina.pde.variational import Diffusivity, variational
 from lamina.progress import progress
 from lamina.sizing import extent
 from lamina.solution import Solution
+from lamina.surfaces.base import Surface
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,27 @@ class Eigenmodes:
         )
 
 
+@in_own_precision
 def eigenmodes(
-    domain: Domain,
+    domain: Domain | Surface,
     k: int,
     *,
+    components: str = "all",
     diffusivity: Diffusivity | None = None,
     tolerance: float | None = None,
     show_progress: bool | None = None,
 ) -> Eigenmodes:
     """The k lowest eigenpairs of -div(diffusivity grad u) = lambda u on the surface.
 
-    diffusivity: as in `poisson`, 1 unless given. tolerance: relative residual, 1e-6 or what the precision
+    domain: as in `poisson`.
+    components: "all", where each component has an eigenvalue 0 of its own, or "largest", the modes of the component
+    with the largest area, which vanish on the others.
+    diffusivity: as in `poisson`, 1 unless given. tolerance: relative residual, 1e-5 or what the precision
     allows; the eigenvalues of the grid are found to about its square.
 
     Raises InputError for bad input, SolveError when the tolerance is not reached.
     """
-    domain, scheme = variational(domain, diffusivity, "eigenmodes")
+    domain, scheme = variational(as_domain(domain, "eigenmodes"), diffusivity, "eigenmodes")
     if not isinstance(k, int) or not 1 <= k <= scheme.unknowns // 5:
         raise InputError(
             f"k must be an integer from 1 to {scheme.unknowns // 5}, a fifth of the unknowns, got {k!r}; "
@@ -77,18 +84,23 @@ def eigenmodes(
     if tolerance is None:
         # Rounding in K u, whose entries do not shrink with dx as those of M u do.
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
-        tolerance = max(1e-6, 16 * rounding)
+        tolerance = max(1e-5, 16 * rounding)
     elif not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
+    if components not in ("all", "largest"):
+        raise InputError(f'components must be "all" or "largest", got {components!r}.')
     begin = time.perf_counter()
+    mass = scheme.mass_of_one.new_zeros(scheme.component_count)
+    mass.index_add_(0, scheme.component, scheme.mass_of_one)
+    wanted = mass.argsort(descending=True)[: 1 if components == "largest" else None]
     # Weyl: lambda_k is about 4 pi k / area. Shifted by the first of them the operator is definite.
-    shift = 4 * torch.pi / float(scheme.area.sum())
+    shift = 4 * torch.pi / float(mass[wanted].sum())
     levels = scheme.shifted(shift)
     with progress("eigenmodes", show_progress) as update:
         result = lobpcg(
             lambda v: scheme.K @ v,
             lambda v: scheme.M @ v,
-            _start(scheme, k, lambda v: v_cycle(levels, v)),
+            _start(scheme, k, wanted, lambda v: v_cycle(levels, v)),
             k,
             precondition=lambda r: v_cycle(levels, r),
             scale=shift,
@@ -111,13 +123,15 @@ def eigenmodes(
     )
 
 
-def _start(scheme, k: int, smooth: Callable[[Tensor], Tensor]) -> Tensor:
-    """The constants of each component, which are exact, and smoothed noise; some columns more than wanted."""
+def _start(scheme, k: int, wanted: Tensor, smooth: Callable[[Tensor], Tensor]) -> Tensor:
+    """The constants of the wanted components, which are exact, and smoothed noise on these; some columns more than k.
+
+    The operator and its V-cycle join no two components, so that what starts as zero stays so.
+    """
     count = k + max(4, k // 4)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(scheme.unknowns, count, generator=generator, dtype=torch.float64) - 0.5
     block = smooth(noise.to(scheme.mass_of_one) * scheme.mass_of_one[:, None])
-    constants = min(scheme.component_count, k)
-    for i in range(constants):
-        block[:, i] = (scheme.component == i).to(block.dtype)
-    return block
+    for i, component in enumerate(wanted[:k]):
+        block[:, i] = scheme.component == component
+    return block * torch.isin(scheme.component, wanted)[:, None]

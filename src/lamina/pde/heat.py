@@ -9,23 +9,28 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lamina.domain import Domain
+from lamina.device import in_own_precision
+from lamina.domain import Domain, as_domain
 from lamina.errors import InputError
-from lamina.pde.boundary import posed, with_source
+from lamina.expression import as_data
+from lamina.pde.boundary import depends_on_time, posed, with_source
 from lamina.pde.clamp import clamp
 from lamina.pde.conditions import Condition, Value
 from lamina.pde.integrators import explicit_euler, tr_bdf2
 from lamina.pde.poisson import default_tolerance
+from lamina.pde.resolution import lost_on_grid, roughly
 from lamina.pde.variational import Diffusivity
 from lamina.progress import progress
 from lamina.solution import Solution
+from lamina.surfaces.base import Surface
 
 METHODS = ("tr-bdf2", "euler")
 
 
+@in_own_precision
 def heat(
-    domain: Domain,
-    u0: Callable[[Tensor], Tensor] | Tensor | float,
+    domain: Domain | Surface,
+    u0: Callable[[Tensor], Tensor] | Tensor | float | str,
     time: float,
     conditions: Sequence[Condition] | Condition | None = None,
     *,
@@ -42,11 +47,13 @@ def heat(
 ) -> Solution:
     """Diffuse u0 for a time: du/dt = div(diffusivity grad u) + source, the Laplacian where no diffusivity is given.
 
-    u0: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions, diffusivity: as in `poisson`;
-    values of conditions, and the source, may be functions of points and time. times: moments in (0, time] at
-    which to keep snapshots; the last moment is always kept. method: "tr-bdf2", the default, second order and L-stable,
-    with steps adapted so that the error of each, relative to the size of u, stays below `accuracy` (or with
-    `steps` equal steps); or "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
+    domain: a Domain, or a surface, as in `poisson`. u0: callable on (n, 3) points, values (m,) at domain.points, a
+    number, or a formula in x, y, z; several channels (n, k) or (m, k) diffuse side by side, under the same conditions
+    and source. conditions, diffusivity: as in `poisson`; values of conditions, and the source, may be functions of
+    points and time, or formulas in x, y, z and t. times: moments in (0, time] at which to keep snapshots; the last
+    moment is always kept. method: "tr-bdf2", the default, second order and L-stable, with steps adapted so that the
+    error of each, relative to the size of u, stays below `accuracy` (or with `steps` equal steps); or "euler", the
+    explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
     shell scheme, which extends the field anew after every step, and knows no conditions but Dirichlet's on rims. The
     solution has gradients as that of `poisson`;
     checkpoint: keep only every few steps for them, and take the steps between anew where they are needed.
@@ -57,6 +64,8 @@ def heat(
     """
     if frames is not None and frames < 2:
         raise InputError(f"frames must be at least 2, the start and the end, got {frames}.")
+    domain = as_domain(domain, "heat")
+    source = source if source is None else as_data(source, "the source", time=True)
     moments = _moments(time, times, frames or 0)
     if method is None:
         method = "euler" if domain.scheme.name == "shell" and diffusivity is None else "tr-bdf2"
@@ -79,21 +88,39 @@ def heat(
         raise InputError('Explicit steps know no source; use method="tr-bdf2".')
     domain, scheme = problem.domain, problem.scheme
     load = with_source(domain, scheme, problem.load, source)
-    u = problem.started(scheme.sample(domain.field(u0, "the initial state")))
+    u = scheme.sample(domain.field(u0, "the initial state", channels=True))
+    said = lost_on_grid(domain, scheme, u0, "the initial state", lambda: u) if u.ndim == 1 else []
+    if source is not None:
+        first = (lambda x: source(x, 0.0)) if callable(source) and depends_on_time(source) else source
+        shown = domain.load_of(scheme, first, "the source")
+        said += lost_on_grid(
+            domain, scheme, first, "the source", lambda: roughly(scheme, domain.field(first, "the source"), shown)
+        )
+    u = problem.started(u)
+    size = 1.0
+    if u.ndim == 2 and load is not None:
+        one = load
+        load = lambda t: one(t)[:, None]  # noqa: E731 - the same for every channel
+    elif u.ndim == 2:
+        # The error of a step is measured over all channels; small ones shall be as accurate as large ones.
+        norms = u.new_tensor([scheme.norm(channel) for channel in u.T])
+        size = torch.where(norms > 0, norms, 1.0)
     with progress("heat", show_progress) as update:
         if method == "euler":
-            run = explicit_euler(scheme, u, moments, steps, update, hold)
+            run = explicit_euler(scheme, u / size, moments, steps, update, hold)
         else:
             tolerance = default_tolerance(domain, tolerance)
-            run = tr_bdf2(scheme, u, moments, steps, accuracy, tolerance, update, load, checkpoint)
+            run = tr_bdf2(scheme, u / size, moments, steps, accuracy, tolerance, update, load, checkpoint)
     return Solution(
         domain,
-        torch.stack([*([] if frames is None else [u]), *run.snapshots]),
+        torch.stack([*([] if frames is None else [u]), *(state * size for state in run.snapshots)]),
         (*(() if frames is None else (0.0,)), *moments),
         cycles=run.cycles,
         residual=run.residual,
         steps=run.steps,
         seconds=clock.perf_counter() - start,
+        warnings=tuple(said),
+        kept=problem.kept,
     )
 
 

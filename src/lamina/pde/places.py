@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
-from lamina.pde.conditions import Condition, Dirichlet
+from lamina.pde.conditions import INSIDE, Condition, Dirichlet
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.rim import Rim
 from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
@@ -103,19 +103,15 @@ def on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None) -> Ten
                 return mask
         return None
     if own is None or rim is None or not bool(own.any()):
-        raise InputError(
-            f"{called(c, number)} holds on the rim, and the surface has none; give a curve on it instead."
-        )
+        raise InputError(no_rim(c, number))
     if isinstance(where, str):
-        check_name(c, number)
         return own
     check_loop(rim, c, number)
     return rim.loop == where
 
 
-def check_name(c: Condition, number: int) -> None:
-    if c.where != "rim":
-        raise InputError(f'{called(c, number)} holds on {c.where!r}; the only name known is "rim".')
+def no_rim(c: Condition, number: int) -> str:
+    return f"{called(c, number)} holds on the rim, but the surface is closed: it has none. Give {INSIDE}."
 
 
 def check_loop(rim: Rim, c: Condition, number: int) -> None:
@@ -139,8 +135,6 @@ def refuse_overlap(condition: Tensor, mask: Tensor, conditions: list[Condition],
 
 def with_region(cut: CutSurface, c: Condition, number: int, before: Tensor | None) -> Tensor:
     """Conditions (q,) at the points of the surface, with one more."""
-    if not isinstance(c, Dirichlet):
-        raise InputError(f"{called(c, number)} holds on no rim; only Dirichlet may hold on a part of a surface.")
     mask = tested(c.where, cut.quadrature.points, c, number)
     if not bool(mask.any()):
         raise InputError(f"{called(c, number)} holds nowhere on the surface or its rims; check its place.")

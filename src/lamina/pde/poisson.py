@@ -9,24 +9,29 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lamina.domain import Domain
+from lamina.device import in_own_precision
+from lamina.domain import Domain, as_domain
 from lamina.errors import InputError, SolveError
+from lamina.expression import as_data
 from lamina.linear.krylov import KrylovResult
 from lamina.pde.boundary import posed
 from lamina.pde.conditions import Condition
+from lamina.pde.resolution import lost_on_grid, roughly
 from lamina.pde.variational import Coefficient, Diffusivity
 from lamina.progress import progress
 from lamina.sizing import extent
 from lamina.solution import Solution
+from lamina.surfaces.base import Surface
 
 # A right-hand side whose mean is below this share of its largest value is taken as compatible: the
 # discrete mean of a compatible one is not exactly zero either.
 MEAN_TOLERANCE = 1e-3
 
 
+@in_own_precision
 def poisson(
-    domain: Domain,
-    f: Callable[[Tensor], Tensor] | Tensor | float,
+    domain: Domain | Surface,
+    f: Callable[[Tensor], Tensor] | Tensor | float | str,
     conditions: Sequence[Condition] | Condition | None = None,
     *,
     screening: Coefficient = 0.0,
@@ -37,26 +42,32 @@ def poisson(
 ) -> Solution:
     """Solve div(diffusivity grad u) - screening u = f on the surface: the Laplacian, where no diffusivity is given.
 
-    f: callable on (n, 3) points, values (m,) at domain.points, or a number. conditions: a list of `Dirichlet`,
-    `Neumann` and `Robin`; where none is given, no flux leaves through a rim. With screening = 0 the solution is fixed
-    by zero mean on every connected component that no Dirichlet or Robin condition holds, and the mean of f and of the
-    flux there is removed (with a warning when there is one to speak of). diffusivity: a positive number, values (m,) or
-    symmetric tensors (m, 3, 3), whose tangential part counts, at domain.points, or a callable with such values.
-    screening: a number >= 0, values (m,) at domain.points, or a callable. The solution has gradients with respect to
-    every tensor that is given, and to the shape where the surface carries them (docs/layers.md).
+    domain: a Domain, or a surface, for which one with the default grid is made (u.domain; keep it for the next solve).
+    f: callable on (n, 3) points, values (m,) at domain.points, a number, or a formula in x, y, z such as
+    "sin(5*x) + y"; screening, diffusivity and values of conditions may be formulas, too. conditions: a list of
+    `Dirichlet`, `Neumann` and `Robin`; where none is given, no flux leaves through a rim. With screening = 0 the
+    solution is fixed by zero mean on every connected component that no Dirichlet or Robin condition holds, and the
+    mean of f and of the flux there is removed (with a warning when there is one to speak of).
+    diffusivity: a positive number, values (m,) or symmetric tensors (m, 3, 3), whose tangential part counts, at
+    domain.points, or a callable with such values. screening: a number >= 0, values (m,) at domain.points, or a
+    callable. The solution has gradients with respect to every tensor that is given, and to the shape where the surface
+    carries them (docs/layers.md).
     tolerance: relative residual, 1e-8 or what the precision allows.
 
     Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False
     returns what there is, with a warning).
     """
     start = time.perf_counter()
+    domain = as_domain(domain, "poisson")
+    f = as_data(f, "the right-hand side")
+    screening = as_data(screening, "the screening")
     shift = checked_number(screening, "screening")
     problem = posed(domain, conditions, diffusivity, None if shift is not None else screening)
     domain, scheme = problem.domain, problem.scheme
     shift = 0.0 if shift is None else shift
     tolerance = default_tolerance(domain, tolerance)
     right = domain.field(f, "the right-hand side")
-    g = domain.load_of(scheme, f, "the right-hand side")
+    g = data_load = domain.load_of(scheme, f, "the right-hand side")
     if problem.load is not None:
         g = g - problem.load(0.0)
     residuals: list[float] = []
@@ -71,6 +82,7 @@ def poisson(
             ),
         )
     warnings = check_convergence(result, tolerance, raise_on_failure)
+    warnings += lost_on_grid(domain, scheme, f, "the right-hand side", lambda: roughly(scheme, right, data_load))
     u = result.solution
     if not (isinstance(shift, Tensor) or shift):
         with torch.no_grad():
@@ -87,6 +99,7 @@ def poisson(
         seconds=time.perf_counter() - start,
         warnings=tuple(warnings),
         residuals=tuple(residuals),
+        kept=problem.kept,
     )
 
 

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.expression import as_data
 from lamina.quadrature import Quadrature
 from lamina.schemes.trace import Trace
 
-# A number, values (m,) or tensors (m, 3, 3) at domain.points, or a function of points with such values.
-Diffusivity = Callable[[Tensor], Tensor] | Tensor | float
-# A number, values (m,) at domain.points, or a function of points.
-Coefficient = Callable[[Tensor], Tensor] | Tensor | float
+# A number, values (m,) or tensors (m, 3, 3) at domain.points, a function of points with such values, or a formula.
+Diffusivity = Callable[[Tensor], Tensor] | Tensor | float | str
+# A number, values (m,) at domain.points, a function of points, or a formula.
+Coefficient = Callable[[Tensor], Tensor] | Tensor | float | str
 
 
 def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> tuple[Domain, Trace]:
@@ -41,7 +42,7 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> t
 
 
 def is_number(data: Diffusivity | None) -> bool:
-    return data is not None and not callable(data) and torch.as_tensor(data).ndim == 0
+    return data is not None and not isinstance(data, str) and not callable(data) and torch.as_tensor(data).ndim == 0
 
 
 def positive_number(data: Diffusivity | None) -> float | Tensor:
@@ -74,6 +75,7 @@ def on_quadrature(diffusivity: Callable[[Tensor], Tensor], quadrature: Quadratur
 
 def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor]:
     """A diffusivity as a checked function of points: positive numbers (n,) or tensors (n, 3, 3)."""
+    data = as_data(data, "the diffusivity")
     if not callable(data) and torch.as_tensor(data).ndim == 3:
         values = torch.as_tensor(data).to(domain.points)
         count = len(domain.points)
@@ -84,7 +86,7 @@ def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor
             )
 
         def interpolated(x: Tensor) -> Tensor:
-            return domain.surface.interpolate(values.reshape(count, 9), x).reshape(-1, 3, 3)
+            return domain.interpolate(values.reshape(count, 9), x).reshape(-1, 3, 3)
 
         function = interpolated
     else:

@@ -51,7 +51,7 @@ def choose_scheme(
             scheme, why = "trace", "best measured for splats and networks"
         elif isinstance(surface, NeuralCloud) and surface.noisy:
             scheme, why = "trace", "best measured for noisy samples"
-        elif thin_share(surface, spacing or extent(surface) / DEFAULT_CELLS, "coupled") > THIN_SHARE:
+        elif thin_share(surface, spacing or extent(surface) / DEFAULT_CELLS, "coupled") > THIN_SHARE["coupled"]:
             scheme, why = "trace", "parts are too thin for the band of the coupled scheme"
         else:
             scheme, why = "coupled", "smooth, and thick enough for its band"
@@ -99,11 +99,18 @@ def build_scheme(
     update(0.0, "cutting cells")
     cut = cut_surface(geometry, lattice)
     update(0.5, "assembling")
+    said = []
+    if cut.specks:
+        parts = "1 part" if cut.specks == 1 else f"{cut.specks} parts"
+        said.append(
+            f"{parts} of the surface, {cut.speck_share:.2g} of its area, lie apart and are smaller than a hundredth of "
+            "the largest; they were left out, and points on them read the nearest part that was kept."
+        )
     unresolved = (
         f"Parts of the surface are too thin or too rough for cells of spacing {lattice.spacing:g}, even on a lattice "
         "four times finer; use a smaller spacing."
     )
-    return Trace(cut), [unresolved] if cut.unresolved else []
+    return Trace(cut), [*said, unresolved] if cut.unresolved else said
 
 
 def _on_shell(

@@ -26,6 +26,7 @@ class Scheme(Protocol):
     name: str
     order: int
     spacing: float
+    component_count: int
 
     @property
     def unknowns(self) -> int: ...
@@ -38,6 +39,11 @@ class Scheme(Protocol):
         """M u."""
         ...
 
+    @property
+    def component(self) -> Tensor:
+        """The component (n,) of each unknown: what the operator joins."""
+        ...
+
     def load(self, f: Field) -> Tensor:
         """The right-hand side that stands for f in A u = load(f)."""
         ...
@@ -45,6 +51,11 @@ class Scheme(Protocol):
     @property
     def places(self) -> Tensor:
         """Points (p, 3) at which a field is known to the load, and ..."""
+        ...
+
+    @property
+    def place_faces(self) -> Tensor | None:
+        """The faces (p,) of a mesh that the places lie on, where they are known."""
         ...
 
     def from_places(self) -> Sparse:

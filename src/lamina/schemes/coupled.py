@@ -59,11 +59,21 @@ class Coupled:
         self.rule: Rule | None = None  # other than no flux through rims
         self._reset()
 
+    @property
+    def component(self) -> Tensor:
+        """The component (n,) of each unknown."""
+        return self.levels[0].band.component
+
     def _reset(self) -> None:
         """Nothing is made yet of the levels shifted by a number, their transposes, and both in single precision."""
         self._shifted, self._adjoint = Shifted(self._shift), Shifted(self._shift_adjoint)
-        self._single = Shifted(lambda c: [level.single() for level in self._shifted.levels(c)])
-        self._adjoint_single = Shifted(lambda c: [level.single() for level in self._adjoint.levels(c)])
+        self._single, self._adjoint_single = Shifted(self._shift_single), Shifted(self._shift_adjoint_single)
+
+    def _shift_single(self, c: float) -> list:
+        return [level.single() for level in self._shifted.levels(c)]
+
+    def _shift_adjoint_single(self, c: float) -> list:
+        return [level.single() for level in self._adjoint.levels(c)]
 
     def following(self, rules: list[Rule | None], held: Tensor) -> Coupled:
         """This scheme with other rules for the ghosts of each level; held (c,) bool: the components on which they hold
@@ -122,6 +132,10 @@ class Coupled:
     @property
     def places(self) -> Tensor:
         return self.levels[0].band.feet.points
+
+    @property
+    def place_faces(self) -> Tensor | None:
+        return self.levels[0].band.feet.face
 
     def from_places(self) -> Sparse:
         held = self.levels[0].held

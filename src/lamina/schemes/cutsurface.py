@@ -43,7 +43,12 @@ class CutSurface:
     host: Tensor  # (l,) the element for each that the locator names
     conductivity: Tensor | None = None  # (q,) corrects the stiffness near singular points; None: 1
     rim: Rim | None = None  # where the surface ends; None: nowhere
+    corners: Tensor | None = None  # (q / 3, 3, 3) of the curved pieces, three quadrature points each; None: of a mesh
+    face: Tensor | None = None  # (q,) of the mesh that each quadrature point lies on; None: of no mesh
     unresolved: bool = False  # whether parts are too thin or too rough for the pieces
+    torn: float = 0.0  # share of the samples on the largest part that came off its component of the surface
+    specks: int = 0  # parts that lie apart and were left out for their size,
+    speck_share: float = 0.0  # and their share of the surface
 
     @classmethod
     def build(
@@ -97,7 +102,11 @@ class CutSurface:
                 f"{self.spacing:g} miss, being too thin for them; use a smaller spacing."
             )
         element = self.host[element]
-        return element, coordinate - self.elements.cell[element]
+        return element, self.local_in(element, feet.points)
+
+    def local_in(self, element: Tensor, points: Tensor) -> Tensor:
+        """Coordinates (n, 3) of points (n, 3) in the cells of their elements (n,)."""
+        return (points - self.lattice.origin) / self.spacing - self.elements.cell[element]
 
 
 def mean_normals(quadrature: Quadrature, element: Tensor, count: int) -> tuple[Tensor, Tensor]:

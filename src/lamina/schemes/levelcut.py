@@ -17,7 +17,7 @@ from torch import Tensor
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.tetrahedra import Pieces, arched_middle, clip_to_box, cut_tetrahedra, triangle_edges
 from lamina.geometry.triangles import dot, triangle_areas, unit
-from lamina.schemes.cutsurface import SLIVER, CutSurface
+from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
 from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.surfaces.base import Surface
@@ -45,7 +45,7 @@ def cut_level_set(
 
     def cut(finer: int) -> CutSurface | None:
         pieces = level_pieces(surface, lattice, finer)
-        return None if pieces is None else cut_from(pieces, lattice, SLIVER * lattice.spacing**2, sheets, seams)
+        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams)
 
     return cut_thin(part or surface, lattice, cut)
 

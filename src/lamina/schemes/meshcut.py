@@ -109,10 +109,12 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
     glue = _across_cells(pairs, pair_cell, pair_face, element_of_pair)
     elements = Elements(elements_cell, glue, len(elements_cell))
     face_normals = triangle_normals(corners) if surface.tracked else surface.face_normals
-    normals = face_normals[torch.div(pair_face, seams.labels, rounding_mode="floor")]
+    own_face = torch.div(pair_face, seams.labels, rounding_mode="floor")
+    normals = face_normals[own_face]
     quadrature = on_polygons(pieces, pair_of_piece, normals)
     element = element_of_pair.repeat_interleave(3)
     incidence = replace(pairs, element=element_of_pair)
+
     def find(piece: Tensor, x: Tensor) -> Tensor:
         here, on = all_cells[piece], all_faces[piece]
         label = seams.label(x, here, surface.face_normals[on], lattice) if seams else 0
@@ -121,7 +123,7 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
 
     sides = rim if seam_sides is None else Sides.join([seams.trimmed(rim, shape.place), seam_sides], pieces)
     cut = CutSurface.build(lattice, elements, quadrature, element, incidence, sheets, sides, shape, find)
-    return replace(cut, conductivity=cone_conductivity(surface, cut))
+    return replace(cut, conductivity=cone_conductivity(surface, cut), face=own_face.repeat_interleave(3))
 
 
 def _rim_edges(surface: Mesh, pieces: Tensor, face: Tensor, spacing: float) -> Sides:

@@ -6,7 +6,11 @@ For u = g on a rim with the unit tangent nu outward, K gets
 
 which is consistent, symmetric, and positive for beta large enough (Nitsche 1971). How large depends on how little
 surface a cell has for its length of rim; beta is found for each element, from the largest eigenvalue of the flux
-against the stiffness in it. Neumann and Robin conditions are natural. Places inside the surface are held by a penalty.
+against the stiffness in it. Neumann and Robin conditions are natural. Places inside the surface are held by a penalty;
+a flux g - c u through a part P of the surface adds int_P c u v to K and int_P g v to the load.
+
+With v = 1 at the points of one condition these terms are the flux that enters through it, and no term is left out:
+what enters through all conditions is what sources take out.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class Asked:
     robin: Tensor  # (r,) what u is multiplied with where the flux is given
     conductivity: Tensor | None  # (r,) or (r, 3, 3), the diffusivity there
     region: Tensor | None = None  # (q,) int64 at the quadrature points of the surface: the condition, or -1
+    region_kind: Tensor | None = None  # (q,) FREE, VALUE or FLUX
+    region_robin: Tensor | None = None  # (q,) what u is multiplied with where the flux is given
     pin_element: Tensor | None = None  # (p,) int64
     pin_local: Tensor | None = None  # (p, 3)
     pin_condition: Tensor | None = None  # (p,) int64
@@ -48,6 +54,7 @@ class Boundary:
     condition: Tensor  # (n,) int64
     element: Tensor  # (n,)
     rows: Tensor  # (n, 8) of the load, for g = 1
+    share: Tensor  # (n,) what multiplies the rows to give the flux that u takes away: 1, or the coefficient of Robin
     matrix: Tensor  # (e, 8, 8)
     holds: Tensor  # (e,) bool, whether something holds the values in an element, not just the flux
 
@@ -55,24 +62,35 @@ class Boundary:
         out = self.rows.new_zeros(cut.elements.unknowns)
         return out.index_add_(0, cut.elements.unknown[self.element].reshape(-1), (self.rows * g[:, None]).reshape(-1))
 
+    def fluxes(self, cut: CutSurface, u: Tensor, g: Tensor, count: int) -> Tensor:
+        """What enters the surface (count,) through each condition, for unknowns u and values g (n,)."""
+        taken = self.share * (self.rows * u[cut.elements.unknown[self.element]]).sum(1)
+        return u.new_zeros(count).index_add_(0, self.condition, self.rows.sum(1) * g - taken)
+
 
 def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
     """K (e, 8, 8): stiffness of the elements, without conditions."""
     matrix = torch.zeros_like(K)
     holds = torch.zeros(len(K), dtype=torch.bool, device=K.device)
-    points, condition, elements, rows = [], [], [], []
+    points, condition, elements, rows, shares = [], [], [], [], []
 
-    def add(x: Tensor, number: Tensor, element: Tensor, row: Tensor) -> None:
+    def add(x: Tensor, number: Tensor, element: Tensor, row: Tensor, share: Tensor) -> None:
         points.append(x)
         condition.append(number)
         elements.append(element)
         rows.append(row)
+        shares.append(share)
 
     def penalise(x: Tensor, number: Tensor, element: Tensor, phi: Tensor, scale: Tensor) -> None:
         row = scale[:, None] * phi
         matrix.index_add_(0, element, row[:, :, None] * phi[:, None, :])
         holds[element] = True
-        add(x, number, element, row)
+        add(x, number, element, row, torch.ones_like(scale))
+
+    def flow(x: Tensor, number: Tensor, element: Tensor, phi: Tensor, w: Tensor, robin: Tensor) -> None:
+        matrix.index_add_(0, element, (w * robin)[:, None, None] * phi[:, :, None] * phi[:, None, :])
+        holds[element[robin > 0]] = True
+        add(x, number, element, w[:, None] * phi, robin)
 
     rim, h = cut.rim, cut.spacing
     if rim is not None and len(asked.kind):
@@ -89,24 +107,29 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
             row = w[:, None] * (beta[:, None] * phi - flux)
             matrix.index_add_(0, element, row[:, :, None] * phi[:, None, :])
             matrix.index_add_(0, element, -w[:, None, None] * phi[:, :, None] * flux[:, None, :])
-            add(rim.points[value], asked.condition[value], element, row)
+            add(rim.points[value], asked.condition[value], element, row, torch.ones_like(w))
             holds[element] = True
         if len(given):
-            element, w = rim.element[given], rim.weights[given]
-            phi, robin = trilinear(rim.local[given]), asked.robin[given]
-            matrix.index_add_(0, element, (w * robin)[:, None, None] * phi[:, :, None] * phi[:, None, :])
-            holds[element[robin > 0]] = True
-            add(rim.points[given], asked.condition[given], element, w[:, None] * phi)
-    if asked.region is not None:
-        here = (asked.region >= 0).nonzero()[:, 0]
-        scale = REGION / h**2 * cut.quadrature.weights[here]
-        phi = trilinear(cut.local[here])
-        penalise(cut.quadrature.points[here], asked.region[here], cut.element[here], phi, scale)
+            phi = trilinear(rim.local[given])
+            flow(
+                rim.points[given], asked.condition[given], rim.element[given], phi, rim.weights[given],
+                asked.robin[given],
+            )  # fmt: skip
+    if asked.region is not None and asked.region_kind is not None and asked.region_robin is not None:
+        for kind in (VALUE, FLUX):
+            here = (asked.region_kind == kind).nonzero()[:, 0]
+            x, number, element = cut.quadrature.points[here], asked.region[here], cut.element[here]
+            phi, w = trilinear(cut.local[here]), cut.quadrature.weights[here]
+            if kind == VALUE:
+                penalise(x, number, element, phi, REGION / h**2 * w)
+            else:
+                flow(x, number, element, phi, w, asked.region_robin[here])
     if asked.pin_element is not None and asked.pin_local is not None and asked.pin_condition is not None:
         x = cut.lattice.position(cut.elements.cell[asked.pin_element]) + h * asked.pin_local
         phi = trilinear(asked.pin_local)
         penalise(x, asked.pin_condition, asked.pin_element, phi, torch.full_like(phi[:, 0], PIN))
-    return Boundary(torch.cat(points), torch.cat(condition), torch.cat(elements), torch.cat(rows), matrix, holds)
+    n, c, e, r, s = (torch.cat(parts) for parts in (points, condition, elements, rows, shares))
+    return Boundary(n, c, e, r, s, matrix, holds)
 
 
 def _safe_beta(element: Tensor, flux: Tensor, weights: Tensor, K: Tensor, spacing: float) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.neighbours import k_nearest
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.linear.graph import components, first_of_each
 from lamina.quadrature import TRIANGLE_RULE, Quadrature
 from lamina.schemes.cutsurface import CutSurface, mean_normals
@@ -28,9 +28,11 @@ from lamina.surfaces.base import ClosestPoints, Surface
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
-PARTED = 2e-3  # share of the samples on a part that came off its component; scraps have fewer
+PARTED = 2e-3  # share of the samples on a part that came off its component, with which to cut finer
 ROUGHER = 0.03  # of the area: what a finer lattice adds to a rough surface, joining its parts by chance
 OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
+SCRAP = 0.5  # of a part's area: with less on it in samples, it is no part of the surface
+SPECK = 0.01  # of the largest part: what is smaller and lies apart is left out, and said
 FINEST = 0.4  # of the distance between samples: pieces need not be smaller
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
 
@@ -48,40 +50,46 @@ class CurvedPieces:
     def take(self, rows: Tensor) -> CurvedPieces:
         return CurvedPieces(*(v[rows] for v in vars(self).values()))
 
+    def neighbours(self) -> Tensor:
+        """Triangles (p, 2) that share an edge."""
+        flat = self.edge.reshape(-1)
+        order = torch.argsort(flat, stable=True)
+        same = flat[order][1:] == flat[order][:-1]
+        triangle = torch.div(order, 3, rounding_mode="floor")
+        return torch.stack([triangle[:-1][same], triangle[1:][same]], 1)
+
+    def areas(self) -> Tensor:
+        """Area (t,) of the flat triangles."""
+        return triangle_areas(self.six[:, :3].detach())
+
 
 def cut_from(
-    pieces: CurvedPieces, lattice: Lattice, least: Tensor | float, sheets: bool, seams: Seams = NO_SEAMS
+    pieces: CurvedPieces, lattice: Lattice, surface: Surface, sheets: bool, seams: Seams = NO_SEAMS
 ) -> CutSurface | None:
-    """The cut surface of the pieces; connected parts of less area than `least`, one for all or (t,), are left out.
-
-    None if nothing is left of it.
-    """
+    """The cut surface of the pieces that belong to the surface; None if there are none."""
+    kept = of_the_surface(pieces, lattice, surface)
+    pieces = kept.pieces
     shape = Curved(pieces.six)
     parts, seam_sides = seams.split(shape.place, pieces.cell, pieces.outward, lattice)
     if not len(parts.source):
         return None
     quadrature = _on_curved(parts, shape, pieces.outward)
     units = Units.of(parts.source, parts.label, seams)
-    element_of_unit, elements = _elements(pieces, units)
-    area = quadrature.weights.detach().reshape(-1, 3).sum(1)
-    component = elements.component[element_of_unit[units.of_part]]
-    whole = area.new_zeros(int(component.max()) + 1).index_add_(0, component, area)
-    real = whole[component] >= (least[parts.source] if isinstance(least, Tensor) else least)
-    if not bool(real.all()):
-        if not bool(real.any()):
-            return None
-        parts, quadrature = parts.take(real), quadrature.take(real.repeat_interleave(3))
-        units = Units.of(parts.source, parts.label, seams)
-        element_of_unit, elements = _elements(pieces, units)
+    element_of_unit, elements = _elements(pieces, units, kept.bridges)
     element = element_of_unit[units.of_part].repeat_interleave(3)
     locator = _locator(elements, quadrature, lattice, element)
+    if kept.specks:
+        locator = replace(locator, farthest=math.inf)
     if seams:
         label = torch.empty_like(elements.cell[:, 0])
         label[element_of_unit] = units.label
         locator = replace(locator, lattice=lattice, seams=seams, label=label)
     sides = Sides.join([seams.trimmed(_own_rim(pieces), shape.place), seam_sides], pieces.six)
     find = units.finder(seams, pieces.cell, pieces.outward, lattice, element_of_unit)
-    return CutSurface.build(lattice, elements, quadrature, element, locator, sheets, sides, shape, find)
+    cut = CutSurface.build(lattice, elements, quadrature, element, locator, sheets, sides, shape, find)
+    corners = shape.place(parts.source.repeat_interleave(3), parts.corners.reshape(-1, 3))
+    cut = replace(cut, corners=corners.detach().reshape(-1, 3, 3))
+    return replace(cut, torn=0.0 if seams else kept.torn, specks=kept.specks, speck_share=kept.share)
 
 
 def _own_rim(pieces: CurvedPieces) -> Sides:
@@ -109,12 +117,12 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
             continue
         area = found.quadrature.area
         whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
-        missed, parted, joined = _missed(surface, found)
+        missed, joined = _missed(surface, found)
         # Areas of a cloud's samples are estimates, and say little where it is ragged or open.
         if (whole or not surface.exact) and missed <= MISSED and not joined:
             if torn is not None and area > (1 + ROUGHER) * torn.quadrature.area:
                 break
-            if parted <= PARTED:
+            if found.torn <= PARTED:
                 return found
             torn = found
     if found is None:
@@ -125,44 +133,123 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
     return replace(torn or found, unresolved=True)
 
 
-def _missed(surface: Surface, cut: CutSurface) -> tuple[float, float, bool]:
-    """Share of the surface's samples with no piece in the cells around them that faces their way, and of those on the
-    largest part that came off its component; and whether the pieces join components of the surface."""
+def _missed(surface: Surface, cut: CutSurface) -> tuple[float, bool]:
+    """Share of the surface's samples with no piece in the cells around them that faces their way; and whether the
+    pieces join components of the surface."""
     assert isinstance(cut.locator, CellLocator)
     feet = surface.own_feet()
     element = cut.locator.near((feet.points - cut.lattice.origin) / cut.spacing, feet)
     facing = dot(cut.locator.normal[element.clamp_min(0)], feet.normals) > 0
     found = (element >= 0) & facing
     part, component = cut.elements.component[cut.host[element[found]]], feet.component[found]
-    pairs, count = torch.stack([part, component], 1).unique(dim=0, return_counts=True)
-    pairs, count = pairs[order := count.argsort(descending=True)], count[order]
-    largest = first_of_each(pairs[:, 1], surface.component_count)
-    count[largest[largest < len(count)]] = 0  # of those that were found at all
-    meant = bool(cut.locator.seams)  # to come apart
-    parted = 0.0 if meant or not len(count) else float(count.amax()) / len(feet.points)
-    return float((~found).double().mean()), parted, len(pairs) > len(torch.unique(pairs[:, 0]))
+    pairs = torch.stack([part, component], 1).unique(dim=0)
+    return float((~found).double().mean()), len(pairs) > len(torch.unique(pairs[:, 0]))
 
 
-def _elements(pieces: CurvedPieces, units: Units) -> tuple[Tensor, Elements]:
-    """Element of each unit: those of one cell that share edges; glue where an edge joins two cells."""
-    flat = pieces.edge.reshape(-1)
-    order = torch.argsort(flat, stable=True)
-    same = flat[order][1:] == flat[order][:-1]
-    a, b = (torch.div(order, 3, rounding_mode="floor")[s] for s in (slice(None, -1), slice(1, None)))
-    a, b = units.pairs(a[same], b[same])
+def _elements(pieces: CurvedPieces, units: Units, bridges: Tensor) -> tuple[Tensor, Elements]:
+    """Element of each unit: those of one cell that share edges or are bridged; glue where these join two cells."""
+    a, b = units.pairs(*torch.cat([pieces.neighbours(), bridges]).unbind(1))
     own = pieces.cell[units.triangle]
     inside = (own[a] == own[b]).all(1)
     # Within a cell a seam lies between any two labels.
     joined = inside & (units.label[a] == units.label[b])
     element = components(len(own), a[joined], b[joined])
     count = int(element.max()) + 1
-    cell = torch.empty(count, 3, dtype=torch.int64, device=flat.device)
+    cell = torch.empty(count, 3, dtype=torch.int64, device=own.device)
     cell[element] = own
     a, b = element[a[~inside]], element[b[~inside]]
     step = cell[b] - cell[a]
     backwards = step.sum(1) < 0
     a, b = torch.where(backwards, b, a), torch.where(backwards, a, b)
     return element, Elements(cell, distinct_glue(a, b, step.abs().argmax(1), count), count)
+
+
+# Which pieces belong to the surface
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The pieces that belong to the surface."""
+
+    pieces: CurvedPieces
+    bridges: Tensor  # (b, 2) triangles that the surface joins though they share no edge
+    torn: float = 0.0  # share of the samples on the largest part that a bridge holds, or that came off for good
+    specks: int = 0  # connected parts that were left out for their size,
+    share: float = 0.0  # and their share of the samples
+
+
+def of_the_surface(pieces: CurvedPieces, lattice: Lattice, surface: Surface) -> Kept:
+    """The pieces that belong to the surface, judged by the area of its samples on each connected part.
+
+    Where closest points jump between two sheets, scraps of a third appear between them: no samples lie on these, and
+    they go. Where a neck is thinner than the cells the pieces come apart: the surface says that they are one, and a
+    bridge joins them where they are nearest. What is then still much smaller than the largest part goes too: a level
+    set or a set of splats has specks that nobody meant, and each would have a constant of its own.
+    """
+    none = torch.empty(0, 2, dtype=torch.int64, device=pieces.edge.device)
+    part = components(len(pieces.edge), *pieces.neighbours().unbind(1))
+    count = int(part.max()) + 1
+    if count == 1:
+        return Kept(pieces, none)
+    triangle = _nearest_triangle(pieces, surface, lattice.spacing)
+    samples = surface.own_areas().detach()
+    sampled = samples.new_zeros(count).index_add_(0, part[triangle], samples)
+    areas = pieces.areas().to(samples)
+    area = samples.new_zeros(count).index_add_(0, part, areas)
+    real = sampled >= SCRAP * area
+    real[sampled.argmax()] = True
+    component = _majority(part[triangle], surface.component, samples, count)
+    bridges = _bridges(pieces, torch.where(real[part], part, -1), component, sampled, lattice)
+    whole = components(count, *part[bridges].unbind(1))
+    largest = sampled.new_zeros(count).index_add_(0, whole, torch.where(real, sampled, 0))
+    speck = real & (largest[whole] < SPECK * largest.max())
+    torn = torch.where(real & ~speck, sampled, 0)
+    order = torch.argsort(torn, descending=True)
+    torn[order[first_of_each(component[order], surface.component_count).clamp_max(count - 1)]] = 0
+    keep = (real & ~speck)[part]
+    place = torch.cumsum(keep, 0) - 1
+    bridges = place[bridges[keep[bridges].all(1)]]
+    total = float(samples.sum())
+    specks = len(torch.unique(whole[speck]))
+    return Kept(pieces.take(keep), bridges, float(torn.max()) / total, specks, float(sampled[speck].sum()) / total)
+
+
+def _nearest_triangle(pieces: CurvedPieces, surface: Surface, spacing: float) -> Tensor:
+    """The triangle (m,) that each sample of the surface lies on: near it, and facing the same way."""
+    corner = pieces.six[:, :3].detach()
+    normal = unit(torch.linalg.cross(corner[:, 1] - corner[:, 0], corner[:, 2] - corner[:, 0]))
+    normal = torch.where(dot(normal, pieces.outward)[:, None] < 0, -normal, normal)
+    feet = surface.own_feet().detach()
+    near, distance = k_nearest(corner.mean(1), min(8, len(corner)), feet.points)
+    turned = 1 - (normal[near] * feet.normals[:, None]).sum(-1)
+    return near.gather(1, (distance / spacing + turned).argmin(1, keepdim=True))[:, 0]
+
+
+def _majority(part: Tensor, component: Tensor, samples: Tensor, count: int) -> Tensor:
+    """The component (count,) of the surface that most samples on each part belong to; 0 where there are none."""
+    labels = int(component.max()) + 1
+    votes = samples.new_zeros(count * labels).index_add_(0, part * labels + component, samples)
+    return votes.reshape(count, labels).argmax(1)
+
+
+def _bridges(pieces: CurvedPieces, part: Tensor, component: Tensor, size: Tensor, lattice: Lattice) -> Tensor:
+    """Pairs (b, 2) of triangles that join parts of one component of the surface, -1 for no part: where a part is
+    nearest to the others, within a cell or between neighbours, facing the same way."""
+    centre = pieces.six[:, :3].detach().mean(1)
+    found = [torch.empty(0, 2, dtype=torch.int64, device=part.device)]
+    for label in torch.unique(component[part[part >= 0]]).tolist():
+        rows = ((part >= 0) & (component[part] == label)).nonzero()[:, 0]
+        parts = torch.unique(part[rows])
+        for one in parts[size[parts].argsort(descending=True)][1:].tolist():
+            mine, others = rows[part[rows] == one], rows[part[rows] != one]
+            near, away = k_nearest(centre[others], min(8, len(others)), centre[mine])
+            a, b = mine[:, None].expand_as(near).reshape(-1), others[near].reshape(-1)
+            facing = dot(pieces.outward[a], pieces.outward[b]) > 0
+            beside = (pieces.cell[a] - pieces.cell[b]).abs().sum(1) <= 1
+            away = torch.where(facing & beside, away.reshape(-1), torch.inf)
+            close = away <= min(2 * float(away.min()), lattice.spacing)
+            found.append(torch.stack([a, b], 1)[close])
+    return torch.cat(found)
 
 
 def _on_curved(parts: Parts, shape: Curved, outward: Tensor) -> Quadrature:
@@ -201,6 +288,7 @@ class CellLocator:
     lattice: Lattice | None = None
     seams: Seams = NO_SEAMS
     label: Tensor | None = None  # (e,) where there are seams
+    farthest: float = FARTHEST  # cells from a point to the piece that speaks for it
 
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
         """Element (n,) of the best sheet in the cell, or in its neighbours, or failing that not far; -1: none."""
@@ -241,7 +329,7 @@ class CellLocator:
         return element
 
     def _farther(self, coordinate: Tensor, feet: ClosestPoints, element: Tensor) -> Tensor:
-        """element, with the nearest that faces the same way, up to FARTHEST cells away, where there was none."""
+        """element, with the nearest that faces the same way, up to `farthest` cells away, where there was none."""
         rows = (element < 0).nonzero()[:, 0]
         if not len(rows):
             return element
@@ -249,7 +337,7 @@ class CellLocator:
         turned = 1 - (self.normal[near] * feet.normals[rows, None]).sum(-1)
         cost, which = (distance + turned).min(1)
         element = element.clone()
-        element[rows] = torch.where(cost <= FARTHEST, near.gather(1, which[:, None])[:, 0], -1)
+        element[rows] = torch.where(cost <= self.farthest, near.gather(1, which[:, None])[:, 0], -1)
         return element
 
 

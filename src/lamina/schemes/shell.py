@@ -103,6 +103,10 @@ class Shell(Symmetric):
     def places(self) -> Tensor:
         return self.band.lattice.position(self.band.ijk) if self.ambient else self.band.feet.points
 
+    @property
+    def place_faces(self) -> Tensor | None:
+        return None if self.ambient else self.band.feet.face
+
     def from_places(self) -> Sparse:
         return self.extension
 

@@ -221,7 +221,8 @@ class Symmetric:
 
     def norm(self, u: Tensor) -> float:
         u = u.detach()
-        return float((torch.dot(u, self.M @ u) / self.area.detach().sum()).clamp_min(0).sqrt())
+        square = (u * (self.M @ u)).sum() / self.area.detach().sum()
+        return float(square.clamp_min(0).sqrt())
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
         return self._on_free(self._component_sums(g) / self.area)

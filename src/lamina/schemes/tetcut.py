@@ -21,8 +21,6 @@ from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
 from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.surfaces.base import Surface
 
-FRAGMENT = 1e-3  # of its component's area
-
 
 def cut_closest_points(
     surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, part: Surface | None = None
@@ -60,9 +58,7 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
     alone = torch.bincount(edge.reshape(-1))[edge] == 1
     rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
     curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim)
-    # Where closest points jump between two sheets, scraps of a third appear between them, cut off from both.
-    area = surface.areas.new_zeros(surface.component_count).index_add_(0, surface.component, surface.areas)
-    return cut_from(curved, lattice, FRAGMENT * area[band.component[node]], sheets, seams)
+    return cut_from(curved, lattice, surface, sheets, seams)
 
 
 def _whole_cells(band: Band, offset: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,15 @@ class Trace(Symmetric):
 
     def load(self, f: Field) -> Tensor:
         cut = self.cut
-        values = (cut.quadrature.weights * f(cut.quadrature.points))[:, None] * trilinear(cut.local)
+        values = f(cut.quadrature.points)
+        if values.ndim == 2:
+            return torch.stack([self._load(channel) for channel in values.unbind(1)], 1)
+        return self._load(values)
+
+    def _load(self, f: Tensor) -> Tensor:
+        """The load of f (q,) at the quadrature points."""
+        cut = self.cut
+        values = (cut.quadrature.weights * f)[:, None] * trilinear(cut.local)
         out = values.new_zeros(self.unknowns)
         # The three points of a piece belong to one element.
         values, element = values.reshape(-1, 3, 8).sum(1), cut.element[::3]
@@ -89,21 +97,29 @@ class Trace(Symmetric):
     def places(self) -> Tensor:
         return self.cut.quadrature.points
 
+    @property
+    def place_faces(self) -> Tensor | None:
+        return self.cut.face
+
     def from_places(self) -> Sparse:
         unknown = self.cut.elements.unknown[self.cut.element].to(torch.int32)
         return sparse_rows(unknown, self.quadrature.weights[:, None] * trilinear(self.cut.local), self.unknowns).T
+
+    def at_places(self, u: Tensor, some: slice) -> Tensor:
+        """The field of unknowns u (n,) at some of the places."""
+        return (trilinear(self.cut.local[some]) * u[self.cut.elements.unknown[self.cut.element[some]]]).sum(1)
 
     def sample(self, u: Field) -> Tensor:
         """The L2 projection on the surface, held constant along normals: (M + dx^2 S) v = load(u)."""
         return self.project(self.load(u))
 
-    def project(self, g: Tensor) -> Tensor:
+    def project(self, g: Tensor, tolerance: float = 1e-12) -> Tensor:
         """The unknowns (n,) or (n, k) of the field whose integrals against the basis functions are g."""
         matrix, inverse = self._projection
 
         def krylov(b: Tensor, size: Tensor | None) -> KrylovResult:
             return conjugate_gradients(
-                lambda v: matrix.matrix @ v, b, precondition=lambda r: column(inverse, r) * r, tolerance=1e-12
+                lambda v: matrix.matrix @ v, b, precondition=lambda r: column(inverse, r) * r, tolerance=tolerance
             )
 
         entries = () if matrix.values is None else (matrix.values,)
@@ -125,6 +141,11 @@ class Trace(Symmetric):
         assert self.boundary is not None
         return self.boundary.load(self.cut, g)
 
+    def boundary_fluxes(self, u: Tensor, g: Tensor, count: int) -> Tensor:
+        """What enters (count,) through each condition, for unknowns u and values g (n,) at the points of `boundary`."""
+        assert self.boundary is not None
+        return self.boundary.fluxes(self.cut, u, g, count)
+
     def remove_mean(self, u: Tensor, mean_at_points) -> Tensor:
         return self.without_mean(u)
 
@@ -132,7 +153,13 @@ class Trace(Symmetric):
         raise InputError('Explicit Euler needs a diagonal mass; use scheme="coupled", or method="tr-bdf2".')
 
     def readout(self, feet: ClosestPoints) -> Sparse:
-        element, local = self.cut.locate(feet)
+        return self._in_elements(*self.cut.locate(feet))
+
+    def readout_in(self, element: Tensor, points: Tensor) -> Sparse:
+        """The same for points (n, 3) whose elements (n,) are known."""
+        return self._in_elements(element, self.cut.local_in(element, points))
+
+    def _in_elements(self, element: Tensor, local: Tensor) -> Sparse:
         return sparse_rows(self.cut.elements.unknown[element].to(torch.int32), trilinear(local), self.unknowns)
 
 
