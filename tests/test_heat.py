@@ -196,7 +196,8 @@ def test_values_at_vertices_are_taken_to_the_grid_by_a_map_that_is_made_once(sch
     first, again = (lamina.heat(domain, values, 0.1).values for _ in range(2))
     assert len(searched) <= 1
     torch.testing.assert_close(first, again, rtol=0, atol=1e-12)
-    torch.testing.assert_close(first, math.exp(-0.2) * values, rtol=0, atol=5e-3)
+    # A linear function is the same function from its values at the corners of flat faces.
+    torch.testing.assert_close(first, lamina.heat(domain, lambda x: x[:, 0], 0.1).values, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("scheme", ["trace", "coupled", "shell"])
