@@ -11,8 +11,7 @@ install: .venv/.installed
 	@echo "Installed: $(CURDIR)/$(BIN)/lamina"
 
 demo: .venv/.installed
-	$(BIN)/lamina solve heat spike --initial "sin(6*x) + sin(6*y) + sin(6*z)" --time 0.01 \
-		--spacing 0.05 --accuracy 1e-4 --frames 21 --gif --out $(DEMO)
+	$(BIN)/lamina solve heat spot --accuracy 1e-4 --frames 24 --gif --out $(DEMO)
 	@echo
 	@echo "The demo left in $(CURDIR)/$(DEMO):"
 	@echo "  solution.html  the solution over time: open it in a browser; it needs no network"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from lamina.cli.doctor import doctor
 from lamina.cli.learn import fit, train
+from lamina.cli.options import GroupedCommand
 from lamina.cli.reproduce import reproduce
 from lamina.cli.solve import info, sampled, solve
 from lamina.cli.view import view
@@ -24,16 +27,32 @@ Examples:
 """
 
 app = typer.Typer(
-    help="Solve PDEs on meshes, point clouds, splats, neural fields, built-in shapes.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # which would frame the help, and no screen holds it then
     epilog=EXAMPLES,
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"lamina {version('lamina')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    say: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Solve PDEs on meshes, point clouds, splats, neural fields, built-in shapes."""
+
+
 app.add_typer(solve, name="solve")
 app.command(short_help="Look at a solution in the browser.")(view)
-app.command(short_help="Say what a surface is, and which grid suits it.")(info)
+app.command(cls=GroupedCommand, short_help="Say what a surface is, and which grid suits it.")(info)
 app.add_typer(fit, name="fit")
 app.command(short_help="Train the network of an extension operator.")(train)
 app.command(short_help="Run the tables of the paper anew.")(reproduce)

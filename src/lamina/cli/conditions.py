@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lamina.cli.options import CONDITIONS, SURFACE
 from lamina.errors import InputError
 
 WHERE = (
@@ -17,18 +18,29 @@ WHERE = (
 )
 DirichletOpt = Annotated[
     list[str] | None,
-    typer.Option("--dirichlet", help=f'u = VALUE there, as "WHERE = VALUE"; may be given several times. {WHERE}.'),
+    typer.Option(
+        "--dirichlet",
+        help=f'u = VALUE there, as "WHERE = VALUE"; may be given several times. {WHERE}.',
+        rich_help_panel=CONDITIONS,
+    ),
 ]
 NeumannOpt = Annotated[
     list[str] | None,
-    typer.Option("--neumann", help='du/dn = VALUE there, n leading off the surface, as "WHERE = VALUE".'),
+    typer.Option(
+        "--neumann",
+        help='du/dn = VALUE there, n leading off the surface, as "WHERE = VALUE".',
+        rich_help_panel=CONDITIONS,
+    ),
 ]
 RobinOpt = Annotated[
     list[str] | None,
-    typer.Option("--robin", help='du/dn + C u = VALUE there, as "WHERE = VALUE, C".'),
+    typer.Option("--robin", help='du/dn + C u = VALUE there, as "WHERE = VALUE, C".', rich_help_panel=CONDITIONS),
 ]
 ClipOpt = Annotated[
-    str | None, typer.Option("--clip", help="Solve on the part of the surface where this formula is positive.")
+    str | None,
+    typer.Option(
+        "--clip", help="Solve on the part of the surface where this formula is positive.", rich_help_panel=SURFACE
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from lamina.errors import InputError
 
@@ -27,6 +28,33 @@ class Precision(StrEnum):
     float64 = "float64"
 
 
+# Headings of the options in the help, in this order.
+EQUATION = "Equation"
+TIME = "Time"
+CONDITIONS = "Conditions"
+SURFACE = "Changing the surface"
+GRID = "Grid"
+RESULT = "Result"
+READING = "Reading a file"
+SCHEME = "Schemes, and the paper's method"
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists its options under headings, in the order of their first option."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = "Arguments" if isinstance(parameter, TyperArgument) else None
+                heading = heading or getattr(parameter, "rich_help_panel", None) or "Options"
+                groups.setdefault(heading, []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
 SurfaceArg = Annotated[
     str,
     typer.Argument(
@@ -37,53 +65,101 @@ SurfaceArg = Annotated[
 ]
 Activation = Annotated[
     str | None,
-    typer.Option(help="Of a neural field: relu, elu, tanh, softplus:100, leaky_relu, gelu, silu or sin."),
+    typer.Option(
+        help="Of a neural field: relu, elu, tanh, softplus:100, leaky_relu, gelu, silu or sin.", rich_help_panel=READING
+    ),
 ]
-Omega = Annotated[float | None, typer.Option(help="Of a neural field: omega in sin(omega (W x + b)).")]
+Omega = Annotated[
+    float | None, typer.Option(help="Of a neural field: omega in sin(omega (W x + b)).", rich_help_panel=READING)
+]
 FieldKind = Annotated[
-    str | None, typer.Option("--field", help="What a neural field gives: sdf, logit or probability (of being inside).")
+    str | None,
+    typer.Option(
+        "--field",
+        help="What a neural field gives: sdf, logit or probability (of being inside).",
+        rich_help_panel=READING,
+    ),
 ]
-Level = Annotated[float | None, typer.Option(help="Of a neural field: its value on the surface.")]
+Level = Annotated[
+    float | None, typer.Option(help="Of a neural field: its value on the surface.", rich_help_panel=READING)
+]
 Bounds = Annotated[
-    str | None, typer.Option(help='Of a neural field: the box with the surface, "x0,y0,z0,x1,y1,z1".')
+    str | None,
+    typer.Option(help='Of a neural field: the box with the surface, "x0,y0,z0,x1,y1,z1".', rich_help_panel=READING),
 ]
 Latent = Annotated[
-    str | None, typer.Option(help="Of a neural field: number of a latent code, its entries, or a file (.npy, .pth).")
+    str | None,
+    typer.Option(
+        help="Of a neural field: number of a latent code, its entries, or a file (.npy, .pth).", rich_help_panel=READING
+    ),
 ]
 Exact = Annotated[
-    str | None, typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.")
+    str | None,
+    typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.", rich_help_panel=RESULT),
 ]
-Spacing = Annotated[float | None, typer.Option(help="Grid spacing; by default chosen from the shape.")]
-Nodes = Annotated[int | None, typer.Option(help="About how many grid nodes, instead of a spacing.")]
-Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.")]
+Spacing = Annotated[
+    float | None, typer.Option(help="Grid spacing; by default chosen from the shape.", rich_help_panel=GRID)
+]
+Nodes = Annotated[
+    int | None, typer.Option(help="About how many grid nodes, instead of a spacing.", rich_help_panel=GRID)
+]
+Order = Annotated[int | None, typer.Option(help="Order of accuracy, 2 or 4.", rich_help_panel=GRID)]
 Extension = Annotated[
-    str, typer.Option(help="auto, closest-point, jet, neural (lamina's network) or attention (the paper's).")
+    str,
+    typer.Option(
+        help="auto, closest-point, jet, neural (lamina's network) or attention (the paper's).", rich_help_panel=SCHEME
+    ),
 ]
-Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).")]
-Weights = Annotated[Path | None, typer.Option(help="With --extension attention: weights other than those shipped.")]
+Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).", rich_help_panel=SCHEME)]
+Weights = Annotated[
+    Path | None,
+    typer.Option(help="With --extension attention: weights other than those shipped.", rich_help_panel=SCHEME),
+]
 BandRadius = Annotated[
-    float | None, typer.Option(help="With --scheme shell: radius of the band; by default 4.5 spacings.")
+    float | None,
+    typer.Option(help="With --scheme shell: radius of the band; by default 4.5 spacings.", rich_help_panel=SCHEME),
 ]
-Readout = Annotated[str, typer.Option(help="With --scheme shell: interpolation or rbf.")]
-As = Annotated[Form | None, typer.Option("--as", help="Sample the surface first and solve on the samples.")]
-Samples = Annotated[int, typer.Option(help="With --as points: how many samples.")]
+Readout = Annotated[str, typer.Option(help="With --scheme shell: interpolation or rbf.", rich_help_panel=SCHEME)]
+As = Annotated[
+    Form | None,
+    typer.Option("--as", help="Sample the surface first and solve on the samples.", rich_help_panel=SURFACE),
+]
+Samples = Annotated[int, typer.Option(help="With --as points: how many samples.", rich_help_panel=SURFACE)]
 Noise = Annotated[
-    float, typer.Option(help="With --as points: standard deviation of the noise added to each coordinate.")
+    float,
+    typer.Option(
+        help="With --as points: standard deviation of the noise added to each coordinate.", rich_help_panel=SURFACE
+    ),
 ]
-Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.")]
+Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.", rich_help_panel=SURFACE)]
 Denoise = Annotated[
-    bool, typer.Option("--denoise", help="Of a mesh: find the noise on its vertices and smooth it away first.")
+    bool,
+    typer.Option(
+        "--denoise", help="Of a mesh: find the noise on its vertices and smooth it away first.", rich_help_panel=SURFACE
+    ),
 ]
-DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.")]
-DType = Annotated[Precision, typer.Option(help="Precision.")]
+DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.", rich_help_panel=GRID)]
+DType = Annotated[Precision, typer.Option(help="Precision.", rich_help_panel=GRID)]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for the solution (PLY), pictures, a page to look at it (HTML) and a report.")
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder for the solution (PLY), pictures, a page to look at it (HTML) and a report.",
+        rich_help_panel=RESULT,
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.", rich_help_panel=RESULT)
+]
 
 
 Viewpoint = Annotated[
-    str | None, typer.Option(help='Of points without normals: from where they were seen, "x,y,z"; normals look there.')
+    str | None,
+    typer.Option(
+        help='Of points without normals: from where they were seen, "x,y,z"; normals look there.',
+        rich_help_panel=READING,
+    ),
 ]
 
 

@@ -13,6 +13,9 @@ import typer
 
 from lamina.cli.conditions import ClipOpt, DirichletOpt, NeumannOpt, RobinOpt, conditions
 from lamina.cli.options import (
+    EQUATION,
+    RESULT,
+    TIME,
     Activation,
     As,
     BandRadius,
@@ -25,6 +28,7 @@ from lamina.cli.options import (
     Extension,
     FieldKind,
     Form,
+    GroupedCommand,
     Json,
     Latent,
     Level,
@@ -46,21 +50,24 @@ from lamina.cli.options import (
     said_of_surface,
     say_next,
 )
+from lamina.cli.spots import spots
 from lamina.errors import InputError
 
 GIF_FRAMES = 24
-WAVES = "sin(6*x) + sin(6*y) + sin(6*z), from the centre in units of half the size"
 
 solve = typer.Typer(help="Solve a PDE on a surface.", no_args_is_help=True)
 
 
-@solve.command("poisson")
+@solve.command("poisson", cls=GroupedCommand)
 def solve_poisson(
     surface: SurfaceArg,
-    rhs: Annotated[str, typer.Option(help="Right-hand side f of Laplacian(u) = f, in x, y, z.")],
-    exact: Exact = None,
-    screening: Annotated[float, typer.Option(help="c in Laplacian(u) - c u = f.")] = 0.0,
-    tolerance: Annotated[float | None, typer.Option(help="Relative residual to reach.")] = None,
+    rhs: Annotated[
+        str, typer.Option(help="Right-hand side f of Laplacian(u) = f, in x, y, z.", rich_help_panel=EQUATION)
+    ],
+    screening: Annotated[float, typer.Option(help="c in Laplacian(u) - c u = f.", rich_help_panel=EQUATION)] = 0.0,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Relative residual to reach.", rich_help_panel=EQUATION)
+    ] = None,
     dirichlet: DirichletOpt = None,
     neumann: NeumannOpt = None,
     robin: RobinOpt = None,
@@ -87,14 +94,16 @@ def solve_poisson(
     viewpoint: Viewpoint = None,
     device: DeviceOpt = Device.cpu,
     dtype: DType = Precision.float64,
+    exact: Exact = None,
     out: Out = None,
     json_: Json = False,
 ) -> None:
     """Solve Laplacian(u) = f; on a closed surface u has zero mean and the mean of f is removed."""
+    run = _Run("poisson", json_, out)
+
     from lamina.expression import parse
     from lamina.pde.poisson import poisson
 
-    run = _Run("poisson", json_, out)
     f, true = parse(rhs), None if exact is None else parse(exact)
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
@@ -103,6 +112,7 @@ def solve_poisson(
         device=device.value, dtype=dtype.value,
     )  # fmt: skip
     held = conditions(dirichlet, neumann, robin)
+    run.conditions = [*(dirichlet or ()), *(neumann or ()), *(robin or ())]
     u = poisson(domain, f, held, screening=screening, tolerance=tolerance, show_progress=run.progress)
     if true is not None:
         run.add_errors(u, u.values, true, remove_mean=screening == 0 and not (dirichlet or robin))
@@ -110,30 +120,43 @@ def solve_poisson(
     run.finish(u, {"rhs": rhs, "exact": exact, "screening": screening, **_given(asked)})
 
 
-@solve.command("heat")
+@solve.command("heat", cls=GroupedCommand)
 def solve_heat(
     surface: SurfaceArg,
     initial: Annotated[
         str | None,
-        typer.Option(help="Initial state, in x, y, z; by default waves that suit the size of the surface."),
+        typer.Option(
+            help="Initial state, in x, y, z; by default hot and cold spots that suit the shape.",
+            rich_help_panel=EQUATION,
+        ),
     ] = None,
     time_: Annotated[
         float | None,
-        typer.Option("--time", help="How long to diffuse; by default a hundredth of half the size, squared."),
+        typer.Option(
+            "--time",
+            help="How long to diffuse; by default until such spots have fallen to a third.",
+            rich_help_panel=TIME,
+        ),
     ] = None,
-    exact: Exact = None,
     snapshots: Annotated[
-        int, typer.Option(help="Keep (and check against --exact) so many equally spaced moments.")
+        int, typer.Option(help="Keep (and check against --exact) so many equally spaced moments.", rich_help_panel=TIME)
     ] = 1,
-    steps: Annotated[int | None, typer.Option(help="Equal steps; by default adaptive.")] = None,
-    accuracy: Annotated[float, typer.Option(help="Error of an adaptive step over the range of u.")] = 1e-5,
+    steps: Annotated[int | None, typer.Option(help="Equal steps; by default adaptive.", rich_help_panel=TIME)] = None,
+    accuracy: Annotated[
+        float, typer.Option(help="Error of an adaptive step over the range of u.", rich_help_panel=TIME)
+    ] = 1e-5,
     frames: Annotated[
-        int | None, typer.Option(help="Keep so many equally spaced states, from the first to the last, to play.")
+        int | None,
+        typer.Option(
+            help="Keep so many equally spaced states, from the first to the last, to play.", rich_help_panel=TIME
+        ),
     ] = None,
-    gif: Annotated[bool, typer.Option("--gif", help="With --out: an animation, solution.gif.")] = False,
-    mp4: Annotated[bool, typer.Option("--mp4", help="With --out: the same as solution.mp4; needs ffmpeg.")] = False,
-    method: Annotated[str | None, typer.Option(help="tr-bdf2 or euler (explicit; the shell scheme's).")] = None,
-    tolerance: Annotated[float | None, typer.Option(help="Relative residual of each linear solve.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="tr-bdf2 or euler (explicit; the shell scheme's).", rich_help_panel=TIME)
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Relative residual of each linear solve.", rich_help_panel=TIME)
+    ] = None,
     dirichlet: DirichletOpt = None,
     neumann: NeumannOpt = None,
     robin: RobinOpt = None,
@@ -160,17 +183,25 @@ def solve_heat(
     viewpoint: Viewpoint = None,
     device: DeviceOpt = Device.cpu,
     dtype: DType = Precision.float64,
+    exact: Exact = None,
     out: Out = None,
+    gif: Annotated[
+        bool, typer.Option("--gif", help="With --out: an animation, solution.gif.", rich_help_panel=RESULT)
+    ] = False,
+    mp4: Annotated[
+        bool, typer.Option("--mp4", help="With --out: the same as solution.mp4; needs ffmpeg.", rich_help_panel=RESULT)
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Solve du/dt = Laplacian(u) from an initial state."""
+    run = _Run("heat", json_, out)
+
     from lamina.expression import parse
     from lamina.pde.heat import heat
 
-    run = _Run("heat", json_, out)
-    start, true = None if initial is None else parse(initial), None
-    if exact is not None:
-        true = parse(exact, variables=("x", "y", "z", "t"))
+    if initial is not None:
+        parse(initial)  # refused before anything is built
+    true = None if exact is None else parse(exact, variables=("x", "y", "z", "t"))
     if snapshots < 1:
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
     if (gif or mp4) and out is None:
@@ -185,10 +216,13 @@ def solve_heat(
     )  # fmt: skip
     low, high = domain.surface.bounds
     half = float((high - low).max()) / 2
-    time_ = 0.01 * half**2 if time_ is None else time_
+    suited, spreading = spots(domain.points, half, domain.spacing)
+    initial = suited if initial is None else initial
+    time_ = spreading if time_ is None else time_
+    run.conditions = [*(dirichlet or ()), *(neumann or ()), *(robin or ())]
     moments = [time_ * ((i + 1) / snapshots) for i in range(snapshots)]
     u = heat(
-        domain, start or _waves((low + high) / 2, half), time_, conditions(dirichlet, neumann, robin),
+        domain, parse(initial), time_, conditions(dirichlet, neumann, robin),
         times=moments, frames=frames, steps=steps, accuracy=accuracy, method=method, tolerance=tolerance,
         show_progress=run.progress,
     )  # fmt: skip
@@ -197,11 +231,7 @@ def solve_heat(
             run.add_errors(u, values, partial(true, t=moment), time=moment)
     asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
     run.animations = [name for name, wanted in (("solution.gif", gif), ("solution.mp4", mp4)) if wanted]
-    run.finish(u, {"initial": initial or WAVES, "time": time_, "exact": exact, "method": method, **_given(asked)})
-
-
-def _waves(centre: Any, half: float) -> Callable[[Any], Any]:
-    return lambda x: (6 * (x - centre) / half).sin().sum(1)
+    run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method, **_given(asked)})
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -244,6 +274,7 @@ class _Run:
         self.errors: dict[str, Any] = {}
         self.exact: list[Callable[[Any], Any]] = []  # the exact states that u is compared with
         self.remove_mean = False
+        self.conditions: list[str] = []  # as they were typed, in the order in which they are solved with
         self.animations: list[str] = []
         self.start = time.perf_counter()
 
@@ -276,6 +307,7 @@ class _Run:
             if extension not in ("attention", "auto"):
                 raise InputError(f"--weights goes with --extension attention, not with {extension}.")
             extension = Attention(weights)
+        begin = time.perf_counter()
         surface = load(name, **said)
         if denoise:
             if not isinstance(surface, Mesh):
@@ -288,7 +320,7 @@ class _Run:
             surface = sampled(surface, samples, noise, seed)
         elif noise:
             raise InputError("--noise goes with --as points, which samples the surface first.")
-        self.seconds["load"] = time.perf_counter() - self.start
+        self.seconds["load"] = time.perf_counter() - begin
         domain = Domain(
             surface, extension=extension, dtype=getattr(torch, dtype), show_progress=self.progress, **options
         )
@@ -333,12 +365,16 @@ class _Run:
 
     def finish(self, u: Any, asked: dict[str, Any]) -> None:
         self.seconds["solve"] = u.seconds
-        self.seconds["total"] = time.perf_counter() - self.start
-        report = {"problem": self.problem, **asked, **u.report(), "seconds": self.seconds, **self.errors}
+        report = {"problem": self.problem, **asked, **u.report(), **u.statistics()}
+        if self.conditions:
+            report["flux"] = dict(zip(self.conditions, u.fluxes.tolist(), strict=True))
+        report |= {"seconds": self.seconds, **self.errors}
         if self.out is not None:
             if u.drawn.note is not None:
                 report["drawn"] = u.drawn.note
             report["files"] = [str(p) for p in self._write(u, report)]
+        else:
+            self._count_seconds()
         print_facts(report, self.as_json)
         if self.out is not None:
             say_next("look at it", "view", self.out, self.as_json)
@@ -360,9 +396,14 @@ class _Run:
             falling = {self.problem: [r for r in u.residuals if r > 0]}
             files.append(plot_residuals(self.out / "residuals.png", falling, title=f"relative residual, {title}"))
         path = self.out / "report.json"
+        self._count_seconds()
         text = json.dumps({**report, "files": [str(p) for p in [*files, path]]}, indent=2)
         atomic_write(path, lambda file: file.write(text.encode()))
         return [*files, path]
+
+    def _count_seconds(self) -> None:
+        """The whole time since the command began: libraries and surface loaded, solved, and files written."""
+        self.seconds["total"] = time.perf_counter() - self.start
 
 
 def sampled(surface: Any, samples: int, noise: float, seed: int):
