@@ -103,14 +103,12 @@ def build_scheme(
     if cut.specks:
         parts = "1 part" if cut.specks == 1 else f"{cut.specks} parts"
         said.append(
-            f"{parts} of the surface, {cut.speck_share:.2g} of its area, lie apart and are smaller than a hundredth of "
-            "the largest; they were left out, and points on them read the nearest part that was kept."
+            f"{parts} of the surface, {cut.speck_share:.2%} of its area in all, were left out: each lies apart and is "
+            "smaller than a hundredth of the largest part. Points on them read the nearest part that was kept."
         )
-    unresolved = (
-        f"Parts of the surface are too thin or too rough for cells of spacing {lattice.spacing:g}, even on a lattice "
-        "four times finer; use a smaller spacing."
-    )
-    return Trace(cut), [*said, unresolved] if cut.unresolved else said
+    if cut.unresolved:
+        said.append(f"The surface is too thin or too rough for cells of spacing {lattice.spacing:g}: {cut.unresolved}.")
+    return Trace(cut), said
 
 
 def _on_shell(

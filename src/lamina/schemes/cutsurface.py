@@ -45,7 +45,7 @@ class CutSurface:
     rim: Rim | None = None  # where the surface ends; None: nowhere
     corners: Tensor | None = None  # (q / 3, 3, 3) of the curved pieces, three quadrature points each; None: of a mesh
     face: Tensor | None = None  # (q,) of the mesh that each quadrature point lies on; None: of no mesh
-    unresolved: bool = False  # whether parts are too thin or too rough for the pieces
+    unresolved: str = ""  # what is wrong where parts are too thin or too rough for the pieces, and what helps
     torn: float = 0.0  # share of the samples on the largest part that came off its component of the surface
     specks: int = 0  # parts that lie apart and were left out for their size,
     speck_share: float = 0.0  # and their share of the surface

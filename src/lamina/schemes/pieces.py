@@ -108,6 +108,7 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
     """
     found, area, total = None, 0.0, float(surface.areas.sum())
     torn: CutSurface | None = None  # with nothing wrong but that it comes apart
+    advice = "use a smaller spacing" if surface.exact else "more samples there would help"
     apart = math.sqrt(total / len(surface.points))
     for finer in (1, 2, 4):
         if found is not None and not surface.exact and lattice.spacing < FINEST * finer * apart:
@@ -119,18 +120,28 @@ def cut_thin(surface: Surface, lattice: Lattice, cut: Callable[[int], CutSurface
         whole = (1 - MISSING) * total <= area <= (1 + TOO_MUCH) * total or abs(area - before) <= GAIN * total
         missed, joined = _missed(surface, found)
         # Areas of a cloud's samples are estimates, and say little where it is ragged or open.
-        if (whole or not surface.exact) and missed <= MISSED and not joined:
+        wrong = ""
+        if joined:
+            wrong = "parts of the surface that lie apart meet, and are solved as one"
+        elif missed > MISSED:
+            wrong = f"{missed:.1%} of the surface has no piece of it in the cells around"
+        elif surface.exact and not whole:
+            wrong = f"the area in the cells is {area / total - 1:+.1%} off"
+        else:
             if torn is not None and area > (1 + ROUGHER) * torn.quadrature.area:
                 break
             if found.torn <= PARTED:
                 return found
-            torn = found
+            if found.torn > SPECK:
+                wrong = f"a part with {found.torn:.1%} of the surface hangs on the rest by a neck thinner than a cell"
+            torn = replace(found, unresolved=wrong and f"{wrong}; {advice}")
+        found = replace(found, unresolved=wrong and f"{wrong}; {advice}")
     if found is None:
         raise InputError(
             f"No cell of spacing {lattice.spacing:g} is cut by the surface, which is too thin for them; "
             "use a smaller spacing."
         )
-    return replace(torn or found, unresolved=True)
+    return torn or found
 
 
 def _missed(surface: Surface, cut: CutSurface) -> tuple[float, bool]:
