@@ -461,3 +461,48 @@ def test_it_runs_as_a_program_of_its_own(tmp_path):
     done = subprocess.run([*command, "--rhs", "banana"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("lamina: unknown name 'banana'")
+
+
+# What helps a newcomer
+
+
+def test_version(run):
+    result = run("--version")
+    assert result.status == 0
+    assert re.fullmatch(r"lamina \d+\.\d+\.\S+\n", result.out)
+
+
+def test_help_groups_the_options_by_purpose(run):
+    text = run("solve", "heat", "--help").out
+    headings = re.findall(r"^(\w[^\n]*):$", text, re.M)
+    assert headings[:4] == ["Arguments", "Equation", "Time", "Conditions"]
+    assert headings.index("Grid") < headings.index("Result")
+    assert text.index("Grid:") < text.index("--spacing") < text.index("Schemes, and the paper's method:")
+    assert "-o, --out" in text
+
+
+def test_heat_without_an_initial_state_spreads_spots_that_can_be_typed_again(run, tmp_path):
+    own = run("solve", "heat", "spot", "--steps", 4, "--nodes", 3000, "-o", tmp_path / "a", "--json").json
+    assert own["warnings"] == []
+    again = run(
+        *("solve", "heat", "spot", "--steps", 4, "--nodes", 3000, "--json"),
+        *("--initial", own["initial"], "--time", own["time"]),
+    ).json
+    assert again["max"] == pytest.approx(own["max"], rel=1e-9)
+    # On a plane the spots would fall from 1 to a third.
+    assert 0.25 < own["max"] < 0.7
+    assert -0.7 < own["min"] < -0.25
+
+
+def test_the_report_has_extremes_mean_integral_fluxes_and_all_of_the_time(run, tmp_path):
+    """u = z + c on the upper half of the unit sphere with u = 0 at its rim: c = 0, du/dn = -1."""
+    options = ("--clip", "z", "--dirichlet", "rim = 0", "--spacing", 0.1, "--scheme", "trace")
+    report = run("solve", "poisson", "sphere", "--rhs", "-2*z", *options, "--out", tmp_path, "--json").json
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert report["min"] == pytest.approx(0, abs=0.02)
+    assert report["max"] == pytest.approx(1, abs=0.02)
+    assert report["integral"] == pytest.approx(np.pi, rel=0.01)
+    assert report["mean"] == pytest.approx(0.5, rel=0.01)
+    assert report["flux"] == {"rim = 0": pytest.approx(-2 * np.pi, rel=0.01)}
+    seconds = report["seconds"]
+    assert seconds["total"] > sum(seconds[part] for part in ("load", "band", "extension", "solve"))

@@ -54,3 +54,11 @@ def test_right_hand_sides_sources_and_values_are_looked_at_too():
     noise = torch.randn(len(domain.points), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     [said] = lamina.heat(domain, noise, 1e-3).warnings
     assert re.search(r"(8|9)\d% of its variation is lost", said)
+
+
+@pytest.mark.parametrize("cells", [0.4, 0.1, 0.02])
+def test_the_spacing_that_is_named_follows_the_width_of_a_spot_however_narrow(domain, cells):
+    """Between a fifth and once the width at which a spot falls to 1/e; the largest values that were seen are tails."""
+    [said] = lamina.heat(domain, spot(cells), 1e-3, steps=1).warnings
+    enough = float(re.search(r"use spacing (\S+) or smaller", said)[1])
+    assert 0.2 < enough / (cells * SPACING) < 1

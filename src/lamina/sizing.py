@@ -14,9 +14,9 @@ from lamina.surfaces.base import Surface
 
 DEFAULT_CELLS = 40  # cells along the longest side, where nothing asks for more
 MOST_CELLS = 160
-# Slender shapes have few cells at DEFAULT_CELLS. With so many unknowns a solve takes about a second, and 20 eigenvalues of
-# two networks that chose this number (a man, a hammer) change by at most 3% when the spacing is halved; at a quarter of
-# it they change by 19%.
+# Slender shapes have few cells at DEFAULT_CELLS. With so many unknowns a solve takes about a second, and 20 eigenvalues
+# of two networks that chose this number (a man, a hammer) change by at most 3% when the spacing is halved; at a quarter
+# of it they change by 19%.
 LEAST_DEFAULT_NODES = 12_000
 MOST_DEFAULT_NODES = 400_000
 # Medial radius that a scheme needs, in units of the spacing: the coupled band must not meet itself; the trace

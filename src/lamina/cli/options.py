@@ -59,8 +59,8 @@ SurfaceArg = Annotated[
     str,
     typer.Argument(
         help="A file: mesh (OBJ, PLY, STL, OFF, GLB), points (PLY, XYZ, NPZ), Gaussian splats (PLY, SPLAT, SPZ, SOG), "
-        "neural field (NPZ, safetensors, PT, a folder of DeepSDF), what lamina fit wrote; or a name: sphere, torus, "
-        "ellipsoid, spike, starfruit, flower, tree, bobbly, finespiral, ..."
+        "neural field (NPZ, safetensors, PT, a folder of DeepSDF), what lamina fit wrote; or a name: spot, sphere, "
+        "torus, ellipsoid, spike, starfruit, flower, tree, bobbly, finespiral, ..."
     ),
 ]
 Activation = Annotated[

@@ -152,6 +152,6 @@ def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:
     shown = ", ".join(f"{float(m):.4g}" for m in mean[:6]) + (", ..." if len(mean) > 6 else "")
     each = "" if domain.component_count == 1 else " on its components"
     return [
-        f"The right-hand side, less any flux through rims, has mean {shown}{each}; it was removed, as a surface "
-        "without boundary values asks for."
+        f"The right-hand side, less any flux through rims, has mean {shown}{each}; it was removed, because "
+        "without held values there is a solution only for mean zero."
     ]

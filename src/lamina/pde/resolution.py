@@ -17,9 +17,7 @@ from lamina.schemes.trace import Trace
 # A sine of three cells a wave loses about this share of its size on the grid, noise nearly all; the edge of a region
 # that is ten cells wide loses less than half of it.
 LOST = 0.25
-# Cells for each radian of a wave with which the grid loses less than a fiftieth of it.
-CELLS_PER_RADIAN = 2.0
-SLOPES = 5000  # places at which the slope of data is taken
+STARTS, DIRECTIONS, CLIMBS = 32, 8, 40  # of the search for the peak of data that are lost
 
 
 @torch.no_grad()
@@ -69,23 +67,34 @@ def roughly(scheme: Scheme, field: Callable[[Tensor], Tensor], load: Tensor) -> 
 
 
 def _spacing_for(domain: Domain, field: Callable[[Tensor], Tensor]) -> float | None:
-    """The spacing that resolves the waves of a field, from its slope over its size; None if its slope is not known."""
-    quadrature = domain.quadrature.detach()
-    count = len(quadrature.points)
-    some = torch.linspace(0, count - 1, min(count, SLOPES), device=quadrature.points.device).long()
-    points, normals = quadrature.points[some], quadrature.normals[some]
-    axis = torch.zeros_like(points).scatter_(1, normals.abs().argmin(1, keepdim=True), 1.0)
+    """The spacing that shows the highest peak of a field: half its half-width. None if that is no help.
+
+    The peak is looked for from the largest values at quadrature points, by steps along the surface that are halved
+    where none leads up; it may be far narrower than the distance between these points.
+    """
+    h, quadrature = domain.spacing, domain.quadrature.detach()
+    values = field(quadrature.points).detach()
+    mean = values.mean()
+    start = (values - mean).abs().topk(min(len(values), STARTS)).indices
+    x, normals = quadrature.points[start], quadrature.normals[start]
+    axis = torch.zeros_like(x).scatter_(1, normals.abs().argmin(1, keepdim=True), 1.0)
     first = unit(axis - dot(axis, normals)[:, None] * normals)
-    here = field(points)
+    angle = torch.arange(DIRECTIONS, device=x.device)[:, None, None] * (2 * math.pi / DIRECTIONS)
+    around = angle.cos().to(x) * first + angle.sin().to(x) * torch.linalg.cross(normals, first)  # (8, s, 3)
 
-    def steepness(step: float) -> float:
-        slopes = [(field(points + step * t) - here) / step for t in (first, torch.linalg.cross(normals, first))]
-        return float(torch.stack(slopes).square().sum(0).mean().sqrt())
+    def height(points: Tensor) -> Tensor:
+        return (field(points.reshape(-1, 3)) - mean).abs().reshape(points.shape[:-1])
 
-    steep = steepness(1e-3 * domain.spacing)
-    size = float((here - here.mean()).square().mean().sqrt())
-    # A step, or data known at few points, has no slope that says how fine the grid must be.
-    smooth = math.isfinite(steep) and steepness(1e-4 * domain.spacing) < 1.5 * steep
-    if not smooth or not steep * domain.spacing > 0.5 * size > 0:
-        return None
-    return size / steep / CELLS_PER_RADIAN
+    best, step = height(x), torch.full_like(x[:, 0], h / 4)
+    for _ in range(CLIMBS):
+        found, way = height(x + step[:, None] * around).max(0)
+        up = found > best
+        move = step[:, None] * around.gather(0, way[None, :, None].expand(1, -1, 3))[0]
+        x, best = torch.where(up[:, None], x + move, x), torch.where(up, found, best)
+        step = torch.where(up, step, step / 2)
+    top = int(best.argmax())
+    radii = h * torch.logspace(-3, 0, 31, dtype=x.dtype, device=x.device)
+    low = height(x[top] + radii[:, None, None] * around[:, top]) < best[top] / 2
+    fallen = low.any(1).nonzero()[:, 0]
+    # Noise falls at once, and a step not within a cell: neither has a width that a grid could show.
+    return float(radii[fallen[0]]) / 2 if len(fallen) and fallen[0] > 0 else None

@@ -29,7 +29,7 @@ MAPS = (
     "smallspike", "flower", "smallflower", "tree", "smalltree", "bobbly", "smallbobble", "laundryball", "finespiral",
     "spiralegg",
 )  # fmt: skip
-BUILT_IN["spot"] = ("lamina.surfaces.models", "model", "spot")
+BUILT_IN |= {"spot": ("lamina.surfaces.models", "model", "spot")}
 BUILT_IN |= {key: ("lamina.surfaces.sphere_maps", "sphere_map", key) for key in MAPS}
 SPLATS = ("splat", "spz", "sog")
 NEURAL = ("torch", "safetensors", "decoder")
