@@ -109,3 +109,15 @@ def test_a_constant_field_needs_no_splitting_beyond_the_cells():
     u = lamina.heat(lamina.Domain(box([-1, -1, -1], [1, 1, 1]), 0.25), lambda x: 1.0 + 0 * x[:, 0], 0.1)
     edges = u.drawn.points[u.drawn.faces] - u.drawn.points[u.drawn.faces.roll(1, 1)]
     assert 0.2 < float(edges.norm(dim=2).max()) < 0.51
+
+
+def test_split_faces_are_shaded_as_the_faces_that_they_came_from():
+    """Flat faces look flat up to their edges; between smooth vertices normals are interpolated."""
+    u = lamina.poisson(lamina.Domain(box((0, 0, 0), (1, 1, 1)), 0.1), waves, screening=1.0)
+    inside = ((u.drawn.points > 1e-9) & (u.drawn.points < 1 - 1e-9)).sum(1) == 2
+    assert int(inside.sum()) > 100
+    torch.testing.assert_close(u.drawn.normals[inside].abs().amax(1), torch.ones(int(inside.sum())).double())
+    ball = lamina.poisson(lamina.Domain(lamina.Mesh(*icosphere(2)), 0.1), lambda x: torch.sin(9 * x[:, 0])).drawn
+    assert len(ball.points) > 2 * len(icosphere(2)[0])
+    outward = (ball.normals * ball.points).sum(1) / ball.points.norm(dim=1)
+    assert float(outward.min()) > 0.998  # the faces themselves are up to 10 degrees off

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lamina.geometry.triangles import unit
+from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
 from lamina.schemes.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
+from lamina.view.normals import corner_normals
 
 if TYPE_CHECKING:
     from lamina.domain import Domain
@@ -99,7 +100,25 @@ def display(domain: Domain, unknowns: Tensor) -> Display:
     if incomplete:
         note += f" More than {MAX_TRIANGLES} triangles would be needed to show all of it."
     feet = shown.feet
-    return Display(feet.points, feet.normals, feet.component, shown.values.T, shown.faces, note)
+    normals = _shaded(domain.geometry, shown) if isinstance(domain.geometry, Mesh) else feet.normals
+    return Display(feet.points, normals, feet.component, shown.values.T, shown.faces, note)
+
+
+def _shaded(mesh: Mesh, shown: _Triangles) -> Tensor:
+    """Normals (n, 3) of the corners as the mesh itself would be shaded there: linear on each of its faces between the
+    normals of that face's corners, which differ from those of its neighbours across a crease."""
+    points, faces = mesh.points.detach(), mesh.faces
+    assert faces is not None
+    own = corner_normals(points.cpu().numpy(), faces.cpu().numpy(), mesh.normals.detach().cpu().numpy())
+    x = shown.feet.points[shown.faces]  # (m, 3, 3)
+    a, b, c = points[faces[shown.source]][:, None].unbind(2)
+    area = torch.linalg.cross(b - a, c - a)
+    size = dot(area, area).clamp_min(torch.finfo(x.dtype).tiny)
+    shares = [
+        dot(torch.linalg.cross(v - u, x - u, dim=-1), area.expand_as(x)) / size for u, v in ((b, c), (c, a), (a, b))
+    ]
+    there = torch.stack(shares, -1) @ torch.from_numpy(own).to(x)[shown.source]
+    return unit(torch.zeros_like(shown.feet.points).index_add_(0, shown.faces.reshape(-1), there.reshape(-1, 3)))
 
 
 def _faces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
