@@ -20,10 +20,9 @@ __all__ = ["app", "main", "sampled"]
 
 EXAMPLES = """\b
 Examples:
-  lamina solve heat bunny.obj --initial "sin(6*x)" --time 0.01 --out result
+  lamina solve heat bunny.obj --gif --out result
   lamina view result
   lamina solve poisson sphere --rhs "-6*x*y" --exact "x*y" --spacing 0.05
-  lamina solve heat sphere --initial x --time 0.1 --gif --out flow
 """
 
 app = typer.Typer(

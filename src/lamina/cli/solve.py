@@ -134,7 +134,7 @@ def solve_heat(
         float | None,
         typer.Option(
             "--time",
-            help="How long to diffuse; by default until such spots have fallen to a third.",
+            help="How long to diffuse; by default until such spots have fallen to half.",
             rich_help_panel=TIME,
         ),
     ] = None,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-COUNT = 8
-WIDTH = 0.15  # of half the longest side: a spot is seen from afar, and eight do not cover the shape
+COUNT = 12
+WIDTH = 0.2  # of half the longest side: a spot is seen from afar, and twelve do not cover the shape
 
 
 def spots(points: Tensor, half: float, spacing: float) -> tuple[str, float]:
-    """A formula for COUNT spots +-exp(-r^2 / (2 w^2)) spread over points (m, 3), and the time w^2.
+    """A formula for COUNT spots +-exp(-r^2 / (2 w^2)) spread over points (m, 3), and the time w^2 / 2.
 
-    In that time a spot on a plane falls to a third. half: half the longest side of the shape. Spots are no narrower
+    In that time a spot on a plane falls to a half. half: half the longest side of the shape. Spots are no narrower
     than three cells, so that the grid shows them.
     """
     width = max(WIDTH * half, 3 * spacing)
@@ -21,7 +21,7 @@ def spots(points: Tensor, half: float, spacing: float) -> tuple[str, float]:
         squares = " + ".join(f"({name} - {v:.4g})^2" for name, v in (("x", x), ("y", y), ("z", z)))
         sign = (" - " if number % 2 else " + ") if number else ""
         formula += sign + f"exp(-({squares}) / {2 * width**2:.4g})".replace("- -", "+ ")
-    return formula, width**2
+    return formula, width**2 / 2
 
 
 def far_apart(points: Tensor, count: int) -> Tensor:

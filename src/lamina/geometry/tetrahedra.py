@@ -33,6 +33,10 @@ class Pieces:
     ends: Tensor  # (v, 2) int64, nodes at the ends of each vertex's edge
     fraction: Tensor  # (v,) where the function, linear along the edge, vanishes
 
+    def take(self, rows: Tensor) -> Pieces:
+        """Some of the triangles, by number or mask, over the same vertices."""
+        return Pieces(self.triangles[rows], self.owner[rows], self.ends, self.fraction)
+
 
 def cut_tetrahedra(corner: Tensor, value: Tensor) -> Pieces:
     """The pieces in cells with corners (c, 8), nodes in the order of OCTANTS, where value (n,) changes sign."""
@@ -59,8 +63,7 @@ def without_pieces_beyond(pieces: Pieces, beyond: Tensor | None) -> Pieces:
     """Those with a corner that is not beyond (v,) the rim of the surface, which others would be folded onto."""
     if beyond is None:
         return pieces
-    real = ~beyond[pieces.triangles].all(1)
-    return Pieces(pieces.triangles[real], pieces.owner[real], pieces.ends, pieces.fraction)
+    return pieces.take(~beyond[pieces.triangles].all(1))
 
 
 def distinct_pairs(pairs: Tensor, count: int) -> tuple[Tensor, Tensor]:

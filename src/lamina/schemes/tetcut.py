@@ -2,8 +2,9 @@
 
 At the corners of the cells near the surface the signed offset is (x - cp(x)).n. Each cell is six tetrahedra, each cut
 where the offset, linear in it, vanishes. The corners and mid-edges of the flat pieces are then moved to the surface,
-and integrals taken over the curved six-node triangles through them. Where parts are thinner than the cells these are
-cut on a lattice 2 or 4 times finer.
+and integrals taken over the curved six-node triangles through them. Offsets also change their sign where closest
+points jump from one sheet to another, between the two; what is cut there lies on neither, and is left out. Where parts
+are thinner than the cells these are cut on a lattice 2 or 4 times finer.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from torch import Tensor
 from lamina.band import Band
 from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.geometry.tetrahedra import cut_tetrahedra, triangle_edges, without_pieces_beyond
+from lamina.geometry.triangles import dot
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
 from lamina.schemes.seams import NO_SEAMS, Seams
-from lamina.surfaces.base import Surface
+from lamina.surfaces.base import ClosestPoints, Surface
+
+# Cells that a corner or mid-edge of a piece may be moved to reach the surface. It moves by a small part of a cell where
+# cells resolve the surface, and by one or more where the offset jumps. With half of it, rough splats get holes at which
+# they come apart. At a rim a corner beyond it comes back from wherever it was in its cell, so by up to a diagonal.
+FARTHEST_MOVE, FARTHEST_TO_RIM = 0.5, 3**0.5
 
 
 def cut_closest_points(
@@ -47,10 +54,17 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
         return None
     pieces = cut_tetrahedra(corner, offset)
     a, b = x[pieces.ends[:, 0]], x[pieces.ends[:, 1]]
-    feet = surface.closest_points(a + pieces.fraction[:, None] * (b - a))
+    flat = a + pieces.fraction[:, None] * (b - a)
+    feet = surface.closest_points(flat)
     pieces, vertex = without_pieces_beyond(pieces, feet.beyond), feet.points
+    pieces = pieces.take(~_astray(flat, feet, fine.spacing)[pieces.triangles].any(1))
     ends, edge = triangle_edges(pieces.triangles, len(vertex))
-    middle = surface.closest_points(0.5 * (vertex[ends[:, 0]] + vertex[ends[:, 1]])).points
+    straight = 0.5 * (vertex[ends[:, 0]] + vertex[ends[:, 1]])
+    bent = surface.closest_points(straight)
+    middle, kept = bent.points, ~_astray(straight, bent, fine.spacing)[edge].any(1)
+    pieces, edge = pieces.take(kept), edge[kept]
+    if not len(edge):
+        return None
     six = torch.cat([vertex[pieces.triangles], middle[edge]], 1)
     node = cell_node[pieces.owner]
     cell = torch.div(band.ijk[node].long(), finer, rounding_mode="floor")
@@ -59,6 +73,15 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
     rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
     curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim)
     return cut_from(curved, lattice, surface, sheets, seams)
+
+
+def _astray(x: Tensor, feet: ClosestPoints, spacing: float) -> Tensor:
+    """Which of the points x (n, 3) are too far from their feet to lie on a piece of the surface."""
+    move = (feet.points - x).detach()
+    farthest = torch.full_like(move[:, 0], FARTHEST_MOVE)
+    if feet.beyond is not None:
+        farthest[feet.beyond] = FARTHEST_TO_RIM
+    return dot(move, move) > (farthest * spacing) ** 2
 
 
 def _whole_cells(band: Band, offset: Tensor) -> tuple[Tensor, Tensor]:
