@@ -143,9 +143,9 @@ def _pieces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
     corners = cut.corners.reshape(-1, 3)
     vertex, faces = _merged(corners)
     count = int(vertex.max()) + 1
-    element = cut.element[::3]
+    element = cut.element[:: cut.per_piece]
     of_corner = element.repeat_interleave(3)
-    points, normals = _mean(corners, vertex, count), unit(_mean(cut.quadrature.normals.detach(), vertex, count))
+    points, normals = _mean(corners, vertex, count), unit(_mean(cut.corner_normals, vertex, count))
     if isinstance(scheme, Trace):
         component = cut.elements.component[of_corner][first_of_each(vertex, count)]
         feet = ClosestPoints(points, normals, component)

@@ -253,7 +253,7 @@ class Domain:
 
     def cut_along(self, seams: Seams) -> CutSurface:
         """The cells of this domain's lattice cut by its surface, split along seams."""
-        return cut_surface(self.geometry, self.lattice, seams=seams)
+        return cut_surface(self.geometry, self.lattice, seams=seams, degree=self.cut.degree)
 
     def with_scheme(self, scheme: Scheme) -> Domain:
         """This domain with other operators, on the same surface and lattice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -14,6 +15,24 @@ from lamina.linear.graph import first_of_each
 
 # Strang and Fix: three interior points, exact for quadratics.
 TRIANGLE_RULE = ((2 / 3, 1 / 6, 1 / 6), (1 / 6, 2 / 3, 1 / 6), (1 / 6, 1 / 6, 2 / 3))
+
+
+def _dunavant() -> tuple[tuple[tuple[float, float, float], ...], tuple[float, ...]]:
+    points, weights = [], []
+    for a, weight in ((0.249286745170910, 0.116786275726379), (0.063089014491502, 0.050844906370207)):
+        points += [(1 - 2 * a, a, a), (a, 1 - 2 * a, a), (a, a, 1 - 2 * a)]
+        weights += 3 * [weight]
+    points += list(permutations((0.053145049844817, 0.310352451033784, 0.636502499121399)))
+    weights += 6 * [0.082851075618374]
+    return tuple(points), tuple(weights)
+
+
+# Dunavant (1985): twelve interior points, exact to degree 6.
+FINE_RULE = _dunavant()
+# The points of each rule that lie nearest to the corners 0, 1, 2, by the degree of functions.
+NEAR_CORNERS = {1: slice(0, 3), 2: slice(3, 6)}
+# By the degree of functions: barycentric points and weights on a triangle of area 1.
+RULES = {1: (TRIANGLE_RULE, (1 / 3, 1 / 3, 1 / 3)), 2: FINE_RULE}
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,13 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     return Quadrature(
         torch.stack(points, 1).reshape(-1, 3), normals.repeat_interleave(3, 0), (total / 3).repeat_interleave(3)
     )
+
+
+def on_triangles(corners: Tensor, normals: Tensor, degree: int) -> Quadrature:
+    """Points on plane triangles (t, 3, 3) with unit normals (t, 3), fine enough for functions of this degree."""
+    points, weights = (corners.new_tensor(part) for part in RULES[degree])
+    area = triangle_areas(corners)[:, None] * weights
+    return Quadrature((points @ corners).reshape(-1, 3), normals.repeat_interleave(len(weights), 0), area.reshape(-1))
 
 
 def _dot_columns(a: Rows, b: Rows) -> Tensor:

@@ -8,7 +8,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lamina.geometry.lattice import OCTANTS
+from lamina.spaces.basis import BASES
+
+CHUNK = {"cpu": 2**21, "cuda": 2**25}  # entries of element matrices at a time
 
 
 @dataclass(frozen=True)
@@ -26,46 +28,77 @@ class Pattern:
 
 
 def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Pattern, list[Tensor]]:
-    """Sum element matrices (e, 8, 8) over the unknowns (e, 8) of hexahedral elements.
+    """Sum element matrices (e, k, k) over the unknowns (e, k) of cells with (p + 1)^3 = k nodes.
 
-    Returns the pattern and the values (nnz,) of each matrix. The column of a pair of corners is found from
-    their offset on the lattice, one of 27; where copies of a node for different sheets compete for a place, the
-    losers move to spare places.
+    Returns the pattern and the values (nnz,) of each matrix. The column of a pair of nodes is found from their offset
+    on the lattice, one of (2 p + 1)^3; where copies of a node for different sheets compete for a place, the losers move
+    to spare places. The elements are taken some at a time: what a chunk needs on the way is many times the result.
     """
-    device = unknown.device
-    row = unknown[:, :, None].expand(-1, 8, 8).reshape(-1)
-    column = unknown[:, None, :].expand(-1, 8, 8).reshape(-1)
-    place = _offsets(device).expand(len(unknown), 8, 8).reshape(-1).clone()
-    table = torch.full((count, 27), -1, dtype=torch.int64, device=device)
-    table[row, place] = column
-    lost = (table[row, place] != column).nonzero()[:, 0]
-    if len(lost):
-        pair, which = torch.unique(row[lost] * count + column[lost], return_inverse=True)
+    device, nodes = unknown.device, unknown.shape[1]
+    offsets, places = _offsets(nodes, device)
+    table = torch.full((count * places,), -1, dtype=torch.int32, device=device)
+    size = max(1, CHUNK[device.type] // nodes**2)
+    chunks = [slice(i, i + size) for i in range(0, len(unknown), size)]
+
+    def pairs(part: slice) -> tuple[Tensor, Tensor]:
+        """Place in the table (c k k,) and column of each pair of nodes of some elements."""
+        rows = unknown[part]
+        slot = (rows[:, :, None] * places + offsets).reshape(-1)
+        return slot, rows[:, None, :].expand(-1, nodes, nodes).reshape(-1)
+
+    for part in chunks:
+        slot, column = pairs(part)
+        table[slot] = column.to(torch.int32)
+    # Copies of a node are few: their pairs are kept, and given places of their own.
+    lost_slot, lost_column = [], []
+    for part in chunks:
+        slot, column = pairs(part)
+        lost = (table[slot] != column).nonzero()[:, 0]
+        lost_slot.append(slot[lost])
+        lost_column.append(column[lost])
+    width, table = places, table.reshape(count, places)
+    owner = torch.div(torch.cat(lost_slot), places, rounding_mode="floor")
+    pair, which = torch.unique(owner * count + torch.cat(lost_column), return_inverse=True)
+    spare = torch.zeros_like(pair)
+    if len(pair):
         owner = torch.div(pair, count, rounding_mode="floor")
         spare = torch.arange(len(pair), device=device) - torch.searchsorted(owner, owner)
-        place[lost] = 27 + spare[which]
         table = torch.nn.functional.pad(table, (0, int(spare.max()) + 1), value=-1)
-        table[owner, 27 + spare] = pair % count
-    width = table.shape[1]
+        width = table.shape[1]
+        table[owner, places + spare] = (pair % count).to(torch.int32)
+        spare = owner * width + places + spare
     used = table >= 0
     crow = torch.zeros(count + 1, dtype=torch.int32, device=device)
     crow[1:] = torch.cumsum(used.sum(1), 0)
-    slot = row * width + place
-    entry = used.reshape(-1).nonzero()[:, 0]
-    # A node is its own neighbour at the middle one of the 27 offsets.
-    diagonal = crow[:-1].long() + used[:, :13].sum(1)
-    values = [
-        torch.zeros(count * width, dtype=m.dtype, device=device).index_add_(0, slot, m.reshape(-1))[entry]
-        for m in matrices
-    ]
-    return Pattern(crow, table.reshape(-1)[entry].to(torch.int32), diagonal), values
+    # A node is its own neighbour at the middle one of the offsets.
+    diagonal = crow[:-1].long() + used[:, : places // 2].sum(1)
+    entry = (torch.cumsum(used.reshape(-1), 0, dtype=torch.int32) - 1).reshape(count, width)
+    column = table[used]
+    del table, used
+    values = [torch.zeros(len(column), dtype=m.dtype, device=device) for m in matrices]
+    done = 0
+    for part, lost in zip(chunks, lost_slot, strict=True):
+        rows = unknown[part]
+        slot = (rows[:, :, None] * width + offsets).reshape(-1)
+        if len(lost):
+            old, columns = pairs(part)
+            # The pairs that lost are those found above, in the same order.
+            losers = (column[entry.reshape(-1)[slot].long()] != columns).nonzero()[:, 0]
+            slot[losers] = spare[which[done : done + len(lost)]]
+            done += len(lost)
+        place = entry.reshape(-1)[slot].long()
+        for v, m in zip(values, matrices, strict=True):
+            v.index_add_(0, place, m[part].reshape(-1))
+    return Pattern(crow, column, diagonal), values
 
 
 @lru_cache
-def _offsets(device: torch.device) -> Tensor:
-    """Code (8, 8) of the offset from each row corner of a cell to each column corner, 0 to 26."""
-    offset = OCTANTS[None] - OCTANTS[:, None] + 1
-    return ((offset[..., 0] * 3 + offset[..., 1]) * 3 + offset[..., 2]).to(device)
+def _offsets(nodes: int, device: torch.device) -> tuple[Tensor, int]:
+    """Code (k, k) of the offset from each row node of a cell to each column node, and the number of codes."""
+    basis = next(b for b in BASES.values() if b.count == nodes)
+    wide = 2 * basis.degree + 1
+    offset = basis.nodes[None] - basis.nodes[:, None] + basis.degree
+    return ((offset[..., 0] * wide + offset[..., 1]) * wide + offset[..., 2]).to(device), wide**3
 
 
 def plus_product(rest: Tensor, matrix: Tensor, u: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:

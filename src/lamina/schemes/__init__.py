@@ -24,7 +24,7 @@ from lamina.surfaces.neural_cloud import NeuralCloud
 from lamina.surfaces.splats import Splats
 
 SCHEMES = ("coupled", "trace", "shell")
-ORDERS = (2, 4)
+ORDERS = (2, 3, 4)
 SHELL_RADIUS = 4.5  # eps / dx unless asked otherwise: that of the learned extension, for comparison
 SMOOTH = ("analytic", "implicit", "spherical map")
 
@@ -45,6 +45,8 @@ def choose_scheme(
             scheme, why = "shell", "the scheme of the learned extension's authors"
         elif order == 4:
             scheme, why = "coupled", "order 4 was asked for"
+        elif order == 3:
+            scheme, why = "trace", "order 3 was asked for"
         elif isinstance(surface, Mesh):
             scheme, why = "trace", "best measured for meshes"
         elif isinstance(surface, Splats) or is_network(surface):
@@ -59,6 +61,12 @@ def choose_scheme(
         raise InputError('extension="attention" is of order 2 at most; use order=2, or another extension.')
     if scheme == "trace" and extension == "attention":
         raise InputError('scheme="trace" has no extension; use scheme="shell" with extension="attention".')
+    if scheme == "trace":
+        if order == 4:
+            raise InputError('scheme="trace" is of order 2 or 3; use order=3, or scheme="coupled" for order 4.')
+        return why, scheme, order or 2
+    if order == 3:
+        raise InputError(f'scheme="{scheme}" has no order 3; use scheme="trace", or leave the scheme out.')
     if scheme != "coupled":
         if order == 4:
             raise InputError(f'scheme="{scheme}" is of order 2; use order=2, or scheme="coupled" for order 4.')
@@ -97,7 +105,7 @@ def build_scheme(
         made = Shell if scheme == "shell" else LearnedCoupled
         return _on_shell(made, geometry, lattice, update, attention, radius, readout)
     update(0.0, "cutting cells")
-    cut = cut_surface(geometry, lattice)
+    cut = cut_surface(geometry, lattice, degree=order - 1)
     update(0.5, "assembling")
     said = []
     if cut.specks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -11,21 +12,101 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.triangles import safe_sqrt
-from lamina.quadrature import Quadrature
-from lamina.schemes.rim import Rim, Shape
+from lamina.geometry.triangles import dot, safe_sqrt
+from lamina.linear.graph import members
+from lamina.quadrature import NEAR_CORNERS, Quadrature, tangents
+from lamina.spaces.basis import BASES, Basis
+from lamina.schemes.rim import Curved, Rim, Shape
 from lamina.schemes.seams import Sides
 from lamina.schemes.sheets import Elements
 from lamina.surfaces.base import ClosestPoints
 
 SLIVER = 0.02  # dx^2 of surface in a cell: with less, a neighbour takes it
 RIM_SLIVER = 0.1  # the same where the surface ends
+PAIRS = 2**20  # points and pieces compared at a time
 
 
 class Locator(Protocol):
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
         """Element (n,) that holds each foot, at coordinate (n, 3) in units of cells; -1 where there is none."""
         ...
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Two directions at each quadrature point: orthonormal ones on the surface, and those on the flat piece within the
+    cell that they are lifted from. A function of the cell has the derivatives along `flat` as its gradient on the
+    surface."""
+
+    flat: Tensor  # (q, 2, 3)
+    lifted: Tensor  # (q, 2, 3)
+
+    @classmethod
+    def across(cls, normals: Tensor) -> Frames:
+        """Of pieces that are not told from the surface that they lie on."""
+        frame = torch.stack(tangents(normals), 1)
+        return cls(frame, frame)
+
+
+@dataclass(frozen=True)
+class Lift:
+    """Flat pieces that carry functions, and the curved ones on the surface that they are lifted to."""
+
+    flat: Tensor  # (t, 3, 3) corners, within a cell
+    curved: Curved  # t six-node triangles
+    source: Tensor  # (p,) int64, the piece that each part with quadrature points lies in
+    frames: Frames
+
+    def below(self, feet: ClosestPoints, piece: Tensor, row: Tensor) -> Tensor:
+        """The points (n, 3) that points on the surface (n,) are lifted from, given pairs of pieces (c,) and points (c,)
+        to choose from.
+
+        The piece is the one that the normal meets most nearly inside. Where it meets it is within O(h^3) of the point;
+        two steps of Newton's method on the lifted piece do the rest.
+        """
+        x, bary = feet.points.detach(), feet.points.new_full((len(feet.points), 3), 1 / 3)
+        chosen = torch.full_like(bary[:, 0], -1, dtype=torch.int64)
+        best = torch.full_like(bary[:, 0], -torch.inf)
+        for piece_, row_ in zip(piece.split(PAIRS), row.split(PAIRS), strict=True):
+            shares, inside = _met(self.flat.detach()[piece_], x[row_], feet.normals.detach()[row_])
+            highest = torch.full_like(best, -torch.inf).scatter_reduce_(0, row_, inside, "amax")
+            won = ((inside == highest[row_]) & (inside > best[row_])).nonzero()[:, 0]
+            chosen[row_[won]], bary[row_[won]] = piece_[won], shares[won]
+            best = torch.maximum(best, highest)
+        steps = bary.new_tensor([[-1.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
+        chosen = chosen.clamp_min(0)
+        for _ in range(2):
+            away = x - self.curved.place(chosen, bary).detach()
+            J = torch.stack([self.curved.along(chosen, bary, s.expand_as(bary)).detach() for s in steps], 2)
+            gram = torch.einsum("nai,naj->nij", J, J)
+            size = gram[:, 0, 0] * gram[:, 1, 1]
+            right = torch.einsum("nai,na->ni", J, away)
+            determinant = size - gram[:, 0, 1] ** 2
+            p = gram[:, 1, 1] * right[:, 0] - gram[:, 0, 1] * right[:, 1]
+            q = gram[:, 0, 0] * right[:, 1] - gram[:, 0, 1] * right[:, 0]
+            fine = determinant > 1e-6 * size
+            move = torch.where(fine[:, None], torch.stack([p, q], 1) / torch.where(fine, determinant, 1)[:, None], 0)
+            # A step out of all proportion is none of a smooth piece.
+            bary = bary + move.clamp(-0.5, 0.5) @ steps
+        foot = (bary[:, None] @ self.flat[chosen])[:, 0]
+        lost = (best < -1e8)[:, None]
+        return torch.where(lost, feet.points, foot)
+
+
+def _met(flat: Tensor, y: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+    """Where lines through points y (c, 3) along normals meet the planes of triangles (c, 3, 3): barycentric coordinates
+    (c, 3), and the least of them (c,), far below zero where the line all but runs along the plane."""
+    a, b, c = flat.unbind(1)
+    across = torch.linalg.cross(b - a, c - a)
+    size, slope = dot(across, across), dot(across, normal)
+    steep = (slope.square() > 0.1 * size) & (size > 0)
+    step = torch.where(steep, dot(a - y, across) / torch.where(steep, slope, 1.0), 0.0)
+    foot = y + step[:, None] * normal
+    size = torch.where(steep, size, 1.0)
+    first = dot(torch.linalg.cross(b - foot, c - foot), across) / size
+    second = dot(torch.linalg.cross(c - foot, a - foot), across) / size
+    shares = torch.stack([first, second, 1 - first - second], 1)
+    return shares, torch.where(steep, shares.amin(1), -1e9)
 
 
 @dataclass(frozen=True)
@@ -49,6 +130,9 @@ class CutSurface:
     torn: float = 0.0  # share of the samples on the largest part that came off its component of the surface
     specks: int = 0  # parts that lie apart and were left out for their size,
     speck_share: float = 0.0  # and their share of the surface
+    degree: int = 1  # of the functions on the cells
+    per_piece: int = 3  # quadrature points in each piece; they follow each other
+    lift: Lift | None = None  # from the flat pieces that functions live on; None: they live on the surface
 
     @classmethod
     def build(
@@ -62,10 +146,16 @@ class CutSurface:
         sides: Sides | None = None,
         shape: Shape | None = None,
         find: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
+        degree: int = 1,
+        per_piece: int = 3,
+        flat: Tensor | None = None,
+        lift: Lift | None = None,
     ) -> CutSurface:
         """elements and element as cut; `sheets` False takes all sheets of a cell for one.
 
         sides of the triangles in `shape`: the rims and seams; find(triangle, place) gives an element as cut.
+        degree of the functions. flat (q, 3), lift: where they live, if not at the points of the quadrature.
         """
         host = torch.arange(len(elements.cell), device=element.device)
         if not sheets:
@@ -77,15 +167,50 @@ class CutSurface:
             rim = Rim.of(sides, shape, find)
             # There an element that has much rim for its surface would have to be held with great force.
             area[host[rim.element]] *= SLIVER / RIM_SLIVER
-        elements, absorber = elements.absorbed(area / lattice.spacing**2, SLIVER)
-        element, host = absorber[element], absorber[host]
-        local = (quadrature.points - lattice.origin) / lattice.spacing - elements.cell[element]
+        if degree > 1:
+            # Other slivers do no harm to functions whose normal derivative is held in the whole cell, and the pieces of
+            # a neighbour's quadratic would not fit those of the cells beyond.
+            at_rim = torch.zeros_like(area, dtype=torch.bool)
+            if rim is not None:
+                at_rim[host[rim.element]] = True
+            area = torch.where(at_rim, area, area.clamp_min(SLIVER * lattice.spacing**2))
+        if degree == 1 or rim is not None:
+            elements, absorber = elements.absorbed(area / lattice.spacing**2, SLIVER)
+            element, host = absorber[element], absorber[host]
+        place = quadrature.points if flat is None else flat
+        local = (place - lattice.origin) / lattice.spacing - elements.cell[element]
         normal, flatness = mean_normals(quadrature, element, elements.active)
         if rim is not None:
             held = host[rim.element]
             place = (rim.points - lattice.origin) / lattice.spacing - elements.cell[held]
             rim = replace(rim, element=held, local=place)
-        return cls(lattice, elements, quadrature, element, local, normal, flatness, locator, host, rim=rim)
+        return cls(
+            lattice, elements, quadrature, element, local, normal, flatness, locator, host,
+            rim=rim, degree=degree, per_piece=per_piece, lift=lift,
+        )  # fmt: skip
+
+    @property
+    def basis(self) -> Basis:
+        return BASES[self.degree]
+
+    @cached_property
+    def unknown(self) -> Tensor:
+        """Number (e, k) int64 of the unknown of each function of each element."""
+        return self.elements.unknown if self.degree == 1 else self.elements.numbering(self.degree)
+
+    @cached_property
+    def unknowns(self) -> int:
+        return int(self.unknown.max()) + 1
+
+    @property
+    def corner_normals(self) -> Tensor:
+        """Normals (3 p, 3) near the corners of the p pieces."""
+        normals = self.quadrature.normals.detach().reshape(-1, self.per_piece, 3)
+        return normals[:, NEAR_CORNERS[self.degree]].reshape(-1, 3)
+
+    @cached_property
+    def frames(self) -> Frames:
+        return Frames.across(self.quadrature.normals) if self.lift is None else self.lift.frames
 
     @property
     def spacing(self) -> float:
@@ -102,7 +227,14 @@ class CutSurface:
                 f"{self.spacing:g} miss, being too thin for them; use a smaller spacing."
             )
         element = self.host[element]
-        return element, self.local_in(element, feet.points)
+        points = feet.points if self.lift is None else self._below(element, feet)
+        return element, self.local_in(element, points)
+
+    def _below(self, element: Tensor, feet: ClosestPoints) -> Tensor:
+        """The points (n, 3) of flat pieces, in elements (n,), that points on the surface are lifted from."""
+        assert self.lift is not None
+        part, row = members(self.element[:: self.per_piece], self.elements.active, element)
+        return self.lift.below(feet, self.lift.source[part], row)
 
     def local_in(self, element: Tensor, points: Tensor) -> Tensor:
         """Coordinates (n, 3) of points (n, 3) in the cells of their elements (n,)."""

@@ -1,4 +1,4 @@
-"""Element matrices of the trace scheme: stiffness, mass, and what keeps the cut cells stable."""
+"""Element matrices on cut cells: stiffness, mass, and what keeps cells stable that the surface barely enters."""
 
 from __future__ import annotations
 
@@ -11,40 +11,50 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.geometry.lattice import OCTANTS
-from lamina.quadrature import tangents
+from lamina.linear.adjoint import Sparse, System, solve
+from lamina.linear.assembly import assemble
+from lamina.linear.components import column
+from lamina.linear.krylov import KrylovResult, conjugate_gradients
+from lamina.spaces.basis import Q1, Q2, from_corners, gauss_points
 from lamina.schemes.cutsurface import CutSurface
 
 STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of the surface, and at the turn
+# rho for quadratic functions. On the sphere half of it gives errors 0.9 times and cycles 1.4 times as large, twice as
+# much 1.14 times and 0.85 times.
+STABILISATION_Q2 = 0.1
 MASS_CORRECTION = 0.038
 LEAST_AREA = 2e-3  # dx^2 of surface that every cell is taken to have
-CHUNK = {"cpu": 2**13, "cuda": 2**19}  # pieces at a time
+CHUNK = {"cpu": 2**16, "cuda": 2**22}  # values of basis functions at a time, times 3
 
 
 def element_matrices(cut: CutSurface, diffusivity: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """K, stabilisation included, and M, both (e, 8, 8); diffusivity (q,) or (q, 3, 3), tangential part, at the points.
-
-    M is the consistent mass plus MASS_CORRECTION dx^2 times the stiffness of the surface. Trilinear functions make a
-    wave too stiff, by a share of its squared wave number times dx^2; this makes it heavier by the same share, and
-    discrete eigenvalues come out several times more accurate (a lumped mass does so too, to excess: Fried and Chavez
-    2004). Constants have no stiffness, so integrals stay as they are.
-    """
+    """K, stabilisation included, and M, both (e, k, k); diffusivity (q,) or (q, 3, 3), tangential part, at the points."""
     plain = surface_stiffness(cut)
     mass = mass_matrices(cut, stiffness=plain)
     stiffness = plain if diffusivity is None else surface_stiffness(cut, diffusivity)
     scale = _mean_diffusivity(cut, diffusivity)
-    return stiffness + scale * (stabilisation(cut) + sliver_stiffness(cut)), mass
+    held = stabilisation(cut) if cut.degree > 1 else stabilisation(cut) + sliver_stiffness(cut)
+    return stiffness + scale * held, mass
 
 
 def mass_matrices(cut: CutSurface, density: Tensor | None = None, stiffness: Tensor | None = None) -> Tensor:
-    """M (e, 8, 8) as in `element_matrices`, with a density (q,); stiffness: that with this diffusivity, if known."""
+    """M (e, k, k) as in `element_matrices`, with a density (q,); stiffness: that with this diffusivity, if known.
+
+    For trilinear functions M is the consistent mass plus MASS_CORRECTION dx^2 times the stiffness of the surface. They
+    make a wave too stiff, by a share of its squared wave number times dx^2; this makes it heavier by the same share, and
+    discrete eigenvalues come out several times more accurate (a lumped mass does so too, to excess: Fried and Chavez
+    2004). Constants have no stiffness, so integrals stay as they are.
+    """
+    consistent = consistent_mass(cut, density)
+    if cut.degree > 1:
+        return consistent
     stiffness = surface_stiffness(cut, density) if stiffness is None else stiffness
-    return consistent_mass(cut, density) + MASS_CORRECTION * cut.spacing**2 * stiffness
+    return consistent + MASS_CORRECTION * cut.spacing**2 * stiffness
 
 
 def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Tensor:
     """sum_q w_q a (P grad phi_i).(P grad phi_j) for every element."""
-    out = cut.local.new_zeros(cut.elements.active, 64)
-    frame = tangents(cut.quadrature.normals)
+    frames, basis = cut.frames, cut.basis
     weights = cut.quadrature.weights / cut.spacing**2
     if cut.conductivity is not None:
         weights = weights * cut.conductivity
@@ -53,52 +63,53 @@ def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Ten
     tensor = diffusivity if diffusivity is not None and diffusivity.ndim == 3 else None
 
     def products(here: slice) -> Tensor:
-        gradient = trilinear_with_gradients(cut.local[here])[1:]
-        along = torch.stack([directional(gradient, t[here]) for t in frame], 1)  # (q, 2, 8)
+        gradient = basis.gradients(cut.local[here])
+        along = torch.stack([directional(gradient, t) for t in frames.flat[here].unbind(1)], 1)  # (q, 2, k)
         flux = along * weights[here, None, None]
         if tensor is not None:
-            basis = torch.stack([t[here] for t in frame], 1)  # (q, 2, 3)
-            flux = torch.bmm(torch.bmm(basis, torch.bmm(tensor[here], basis.transpose(1, 2))), flux)
-        return _over_pieces(along.reshape(-1, 6, 8), flux.reshape(-1, 6, 8))
+            tangent = frames.lifted[here]
+            flux = torch.bmm(torch.bmm(tangent, torch.bmm(tensor[here], tangent.transpose(1, 2))), flux)
+        return _over_pieces(cut, along, flux)
 
-    return _over_elements(cut, out, products, weights, tensor)
+    return _over_elements(cut, products, weights, frames.flat, tensor)
 
 
 def consistent_mass(cut: CutSurface, density: Tensor | None = None) -> Tensor:
     """sum_q w_q density_q phi_i phi_j for every element; density (q,), 1 unless given."""
-    out = cut.local.new_zeros(cut.elements.active, 64)
     weights = cut.quadrature.weights if density is None else cut.quadrature.weights * density
+    basis = cut.basis
 
     def products(here: slice) -> Tensor:
-        phi = trilinear(cut.local[here])
-        weighted = phi * weights[here, None]
-        return _over_pieces(phi.reshape(-1, 3, 8), weighted.reshape(-1, 3, 8))
+        phi = basis.values(cut.local[here])
+        return _over_pieces(cut, phi, phi * weights[here, None])
 
-    return _over_elements(cut, out, products, weights)
+    return _over_elements(cut, products, weights)
 
 
-def _over_elements(
-    cut: CutSurface, out: Tensor, products: Callable[[slice], Tensor], *carriers: Tensor | None
-) -> Tensor:
-    """out (e, 64) plus the products (p, 64) of each piece, some at a time; points come three to a piece, and all three
-    to one element. carriers: what may carry gradients besides the places of the points."""
+def _over_elements(cut: CutSurface, products: Callable[[slice], Tensor], *carriers: Tensor | None) -> Tensor:
+    """The sum (e, k, k) of the products (p, k^2) of the pieces of each element, some at a time; the points of a piece
+    follow each other. carriers: what may carry gradients besides the places of the points."""
+    count = cut.basis.count
+    out = cut.local.new_zeros(cut.elements.active, count * count)
     tracked = any(t is not None and t.requires_grad for t in (cut.local, *carriers)) and torch.is_grad_enabled()
-    size = 3 * CHUNK[cut.local.device.type]
+    size = cut.per_piece * max(1, 3 * CHUNK[cut.local.device.type] // (cut.per_piece * count))
     for i in range(0, len(cut.local), size):
         here = slice(i, i + size)
         # What a chunk makes on the way is many times its result: for gradients it is made again.
         found = recompute_later(products, here, use_reentrant=False) if tracked else products(here)
-        out = out.index_add_(0, cut.element[here][::3], cast(Tensor, found))
-    return out.reshape(-1, 8, 8)
+        out = out.index_add_(0, cut.element[here][:: cut.per_piece], cast(Tensor, found))
+    return out.reshape(-1, count, count)
 
 
-def _over_pieces(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b (p, 64) for the functions at the points of each piece."""
-    return torch.bmm(a.transpose(1, 2), b).reshape(-1, 64)
+def _over_pieces(cut: CutSurface, a: Tensor, b: Tensor) -> Tensor:
+    """a^T b (p, k^2) for the functions (q, ..., k) at the points of each piece."""
+    count = a.shape[-1]
+    rows = cut.per_piece * (a[0].numel() // count)
+    return torch.bmm(a.reshape(-1, rows, count).transpose(1, 2), b.reshape(-1, rows, count)).reshape(-1, count * count)
 
 
 def directional(gradient: Sequence[Tensor], direction: Tensor) -> Tensor:
-    """(n, 8) from the three components (n, 8) of the gradients and directions (n, 3)."""
+    """(n, k) from the three components (n, k) of the gradients and directions (n, 3)."""
     x, y, z = direction.unbind(1)
     out = gradient[0] * x[:, None]
     return out.addcmul_(gradient[1], y[:, None]).addcmul_(gradient[2], z[:, None])
@@ -115,23 +126,89 @@ def _mean_diffusivity(cut: CutSurface, diffusivity: Tensor | None) -> Tensor | f
     weights = cut.quadrature.weights
     total = weights.new_zeros(2, cut.elements.active)
     total.index_add_(1, cut.element, torch.stack([weights * diffusivity, weights]))
-    return (total[0] / total[1])[:, None, None]
+    return (total[0] / total[1].clamp_min(torch.finfo(total.dtype).tiny))[:, None, None]
+
+
+# Holding fields constant along normals
 
 
 def stabilisation(cut: CutSurface) -> Tensor:
-    """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j), n its mean normal.
+    """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j).
 
-    Where the surface turns within the cell, no direction is normal to all of it, and its faces hold the
-    gradient between them: there rho is small. The cells beside it share corners with it, and must not hold
-    those too fast to their own normal.
+    For trilinear functions n is the mean normal of the cell. Where the surface turns within the cell, no direction is
+    normal to all of it, and its faces hold the gradient between them: there rho is small. The cells beside it share
+    corners with it, and must not hold those too fast to their own normal.
+
+    Quadratic functions need a normal that varies within the cell as that of the surface does, to second order: `normals`
+    at 3^3 Gauss points.
     """
-    far, beside, turned = STABILISATION
+    if cut.degree > 1:
+        return _stabilisation_q2(cut)
+    rho = _holding(cut, *STABILISATION)
+    return _quadratic(rho[:, None, None] * cut.normal[:, :, None] * cut.normal[:, None, :])
+
+
+def _holding(cut: CutSurface, far: float, beside: float, turned: float) -> Tensor:
+    """rho (e,) by how much the surface turns within each cell, and within those around."""
     unknown = cut.elements.unknown
     corner = cut.flatness.new_ones(cut.elements.unknowns)
     corner.scatter_reduce_(0, unknown.reshape(-1), cut.flatness.repeat_interleave(8), "amin")
     around = corner[unknown].amin(1)
-    rho = turned + (beside - turned) * cut.flatness**8 + (far - beside) * around**8
-    return _quadratic(rho[:, None, None] * cut.normal[:, :, None] * cut.normal[:, None, :])
+    return turned + (beside - turned) * cut.flatness**8 + (far - beside) * around**8
+
+
+def _stabilisation_q2(cut: CutSurface) -> Tensor:
+    corner = normals(cut)[cut.elements.unknown]  # (e, 8, 3)
+    t, weight = gauss_points(3, corner.dtype, corner.device)
+    at_corner, gradient = Q1.values(t), torch.stack(Q2.gradients(t), 1)  # (g, 8), (g, 3, 27)
+    scale = STABILISATION_Q2 * weight
+    out = []
+    for part in corner.split(max(1, CHUNK[corner.device.type] // (len(t) * Q2.count))):
+        n = at_corner @ part  # (c, g, 3)
+        # Where sheets or faces of all directions mix, the mean normal is short: nothing is held along it.
+        n = n / n.norm(dim=-1, keepdim=True).clamp_min(0.1)
+        slope = torch.einsum("cga,gai->cgi", n, gradient)
+        out.append(torch.bmm((scale[:, None] * slope).transpose(1, 2), slope))
+    return torch.cat(out)
+
+
+def normals(cut: CutSurface) -> Tensor:
+    """The normal field of the surface as a trilinear function (corners, 3): its L2 projection, held along the mean
+    normal of each cell. Second order on a smooth surface, on it and around it."""
+    basis, unknown, count = Q1, cut.elements.unknown, cut.elements.unknowns
+    weights, element = cut.quadrature.weights, cut.element
+    mass = weights.new_zeros(cut.elements.active, 64)
+    load = weights.new_zeros(cut.elements.active, 24)
+    size = cut.per_piece * max(1, 3 * CHUNK[weights.device.type] // (cut.per_piece * 8))
+    for i in range(0, len(element), size):
+        here = slice(i, i + size)
+        phi = basis.values(cut.local[here])
+        weighted = phi * weights[here, None]
+        owner = element[here][:: cut.per_piece]
+        mass = mass.index_add(0, owner, _over_pieces(cut, phi, weighted))
+        rows = (-1, cut.per_piece)
+        moment = torch.bmm(
+            weighted.reshape(*rows, 8).transpose(1, 2), cut.quadrature.normals[here].reshape(*rows, 3)
+        )
+        load = load.index_add(0, owner, moment.reshape(-1, 24))
+    held = cut.spacing**2 * _quadratic(STABILISATION[0] * cut.normal[:, :, None] * cut.normal[:, None, :])
+    pattern, (values,) = assemble(unknown, count, [mass.reshape(-1, 8, 8) + held])
+    g = weights.new_zeros(count, 3).index_add(0, unknown.reshape(-1), load.reshape(-1, 3))
+    constant = values.detach()
+    matrix = Sparse(pattern.matrix(constant), values if values.requires_grad else None)
+    return projected(matrix, 1 / constant[pattern.diagonal], g, 1e-9)
+
+
+def projected(matrix: Sparse, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
+    """v with matrix v = g, for a mass matrix and one over its diagonal."""
+
+    def krylov(b: Tensor, size: Tensor | None) -> KrylovResult:
+        return conjugate_gradients(
+            lambda v: matrix.matrix @ v, b, precondition=lambda r: column(inverse, r) * r, tolerance=tolerance
+        )
+
+    entries = () if matrix.values is None else (matrix.values,)
+    return solve(System(krylov, krylov, entries, lambda v, u: (-matrix.pairs(v, u),)), g).solution
 
 
 def sliver_stiffness(cut: CutSurface) -> Tensor:
@@ -157,29 +234,10 @@ def _quadratic(D: Tensor) -> Tensor:
 @lru_cache
 def _gradient_moments(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The integrals (9, 64) of d_a phi_i d_b phi_j over the unit cell, exact by two Gauss points an axis."""
-    gauss = 0.5 + 0.5 / 3**0.5 * torch.tensor([-1.0, 1.0], dtype=torch.float64)
-    t = torch.stack(torch.meshgrid(gauss, gauss, gauss, indexing="ij"), -1).reshape(-1, 3)
-    gradient = torch.stack(trilinear_with_gradients(t)[1:], -1)  # (8 points, 8 functions, 3)
-    moments = torch.einsum("qia,qjb->abij", gradient, gradient) / 8
+    t, weight = gauss_points(2, torch.float64, torch.device("cpu"))
+    gradient = torch.stack(Q1.gradients(t), -1)  # (8 points, 8 functions, 3)
+    moments = torch.einsum("q,qia,qjb->abij", weight, gradient, gradient)
     return moments.reshape(9, 64).to(device=device, dtype=dtype)
-
-
-def trilinear(t: Tensor) -> Tensor:
-    """Values (n, 8) of the corner functions at t (n, 3) in the unit cell."""
-    s = torch.stack([1 - t, t], -1)  # (n, 3, 2)
-    return (s[:, 0, :, None, None] * s[:, 1, None, :, None] * s[:, 2, None, None, :]).reshape(-1, 8)
-
-
-def trilinear_with_gradients(t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Values (n, 8) of the corner functions at t (n, 3) in the unit cell, and their three derivatives."""
-    x, y, z = torch.stack([1 - t, t], -1).unbind(1)  # (n, 2) each
-    slope = torch.tensor([-1.0, 1.0], dtype=t.dtype, device=t.device)[None]
-    xy, yz, xz = (a[:, :, None] * b[:, None, :] for a, b in ((x, y), (y, z), (x, z)))
-    value = (x[:, :, None, None] * yz[:, None]).reshape(-1, 8)
-    dx = (slope[:, :, None, None] * yz[:, None]).reshape(-1, 8)
-    dy = (slope[:, None, :, None] * xz[:, :, None]).reshape(-1, 8)
-    dz = (slope[:, None, None, :] * xy[..., None]).reshape(-1, 8)
-    return value, dx, dy, dz
 
 
 @lru_cache
@@ -187,4 +245,10 @@ def child_interpolation(dtype: torch.dtype, device: torch.device) -> Tensor:
     """T (8, 8, 8): T[o, i, j] is the value at corner i of the child cell in octant o of coarse corner function j."""
     octants = OCTANTS.to(device=device, dtype=dtype)
     position = 0.5 * (octants[:, None] + octants[None])
-    return trilinear(position.reshape(-1, 3)).reshape(8, 8, 8)
+    return Q1.values(position.reshape(-1, 3)).reshape(8, 8, 8)
+
+
+def on_corners(E: Tensor) -> Tensor:
+    """Element matrices (e, 27, 27) of quadratic functions, restricted to the trilinear ones of the same cells."""
+    T = from_corners(Q2, E.dtype, E.device)
+    return T.T @ E @ T

@@ -22,8 +22,9 @@ from lamina.linear.assembly import Pattern, assemble, plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
-from lamina.schemes.galerkin import child_interpolation
+from lamina.schemes.galerkin import child_interpolation, on_corners
 from lamina.schemes.sheets import Elements
+from lamina.spaces.basis import Q2, from_corners
 
 SMOOTHER = 6, 80.0  # degree; largest over smallest eigenvalue that the smoother damps: much, for the sake of slivers
 COARSEST_UNKNOWNS = {"cpu": 800, "cuda": 1500}  # a GPU inverts quickly and launches slowly
@@ -256,35 +257,52 @@ class ChannelLevel:
         return (along @ modes.T).T.contiguous()
 
 
-def build_levels(elements: Elements, spacing: float, K: Tensor, M: Tensor) -> list[TraceLevel]:
-    """K and M on the cut cells of spacing dx, 2dx, 4dx, ..., each the Galerkin restriction of the finer one."""
+def build_levels(elements: Elements, unknown: Tensor, spacing: float, K: Tensor, M: Tensor) -> list[TraceLevel]:
+    """K and M on the cut cells of spacing dx, 2dx, 4dx, ..., each the Galerkin restriction of the finer one.
+
+    unknown (e, k): of the functions on the finest cells. Below quadratic ones come the trilinear ones of the same cells.
+    """
     T = child_interpolation(K.dtype, K.device)
     levels: list[TraceLevel] = []
+    if unknown.shape[1] == Q2.count:
+        here = _level(elements, unknown, spacing, K, M)
+        owner, node = _owners(unknown, here.unknowns)
+        weight = from_corners(Q2, K.dtype, K.device)[node]
+        levels.append(_above(here, elements.unknown[owner], weight, elements.unknowns))
+        K, M, unknown = on_corners(K), on_corners(M), elements.unknown
     while True:
-        pattern, (stiffness, mass) = assemble(elements.unknown, elements.unknowns, [K, M])
-        component = elements.component_of_unknowns()
-        here = TraceLevel(spacing, pattern, stiffness, mass, component)
+        here = _level(elements, unknown, spacing, K, M)
         levels.append(here)
-        if elements.unknowns <= COARSEST_UNKNOWNS[K.device.type]:
+        if here.unknowns <= COARSEST_UNKNOWNS[K.device.type]:
             return levels
         coarse, parent = elements.coarsened()
         # Many small parts, each in a cell of its own, do not coarsen any further.
-        if coarse.unknowns > 0.8 * elements.unknowns:
+        if coarse.unknowns > 0.8 * here.unknowns:
             return levels
         parent = parent[: elements.active]
         i, j, k = (elements.cell[: elements.active] % 2).unbind(1)
         octant = 4 * i + 2 * j + k
-        owner = torch.empty(elements.unknowns, dtype=torch.int64, device=K.device)
-        owner[elements.unknown.reshape(-1)] = torch.arange(8 * elements.active, device=K.device)
-        element, corner = torch.div(owner, 8, rounding_mode="floor"), owner % 8
-        levels[-1] = replace(
-            here,
-            coarse_unknown=coarse.unknown[parent[element]],
-            coarse_weight=T[octant[element], corner],
-            coarse_count=coarse.unknowns,
-        )
+        element, corner = _owners(unknown, here.unknowns)
+        levels[-1] = _above(here, coarse.unknown[parent[element]], T[octant[element], corner], coarse.unknowns)
         K, M = (_coarse_matrices(E, T[octant], parent, coarse.active) for E in (K, M))
-        elements, spacing = coarse, 2 * spacing
+        elements, spacing, unknown = coarse, 2 * spacing, coarse.unknown
+
+
+def _level(elements: Elements, unknown: Tensor, spacing: float, K: Tensor, M: Tensor) -> TraceLevel:
+    component = elements.component_of(unknown)
+    pattern, (stiffness, mass) = assemble(unknown, len(component), [K, M])
+    return TraceLevel(spacing, pattern, stiffness, mass, component)
+
+
+def _above(level: TraceLevel, coarse_unknown: Tensor, coarse_weight: Tensor, coarse_count: int) -> TraceLevel:
+    return replace(level, coarse_unknown=coarse_unknown, coarse_weight=coarse_weight, coarse_count=coarse_count)
+
+
+def _owners(unknown: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """An element (count,) that each unknown belongs to, and which of its nodes it is."""
+    owner = torch.empty(count, dtype=torch.int64, device=unknown.device)
+    owner[unknown.reshape(-1)] = torch.arange(unknown.numel(), device=unknown.device)
+    return torch.div(owner, unknown.shape[1], rounding_mode="floor"), owner % unknown.shape[1]
 
 
 def _coarse_matrices(E: Tensor, T: Tensor, parent: Tensor, count: int) -> Tensor:

@@ -39,13 +39,18 @@ ROUGH = 0.05  # share of the area that may turn by more than that within a piece
 
 
 def cut_level_set(
-    surface: Implicit, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, part: Surface | None = None
+    surface: Implicit,
+    lattice: Lattice,
+    sheets: bool = True,
+    seams: Seams = NO_SEAMS,
+    part: Surface | None = None,
+    degree: int = 1,
 ) -> CutSurface:
     """Cut the zero set of surface.phi; part: what is left of it, cut off by seams."""
 
     def cut(finer: int) -> CutSurface | None:
         pieces = level_pieces(surface, lattice, finer)
-        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams)
+        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams, degree)
 
     return cut_thin(part or surface, lattice, cut)
 
@@ -141,13 +146,14 @@ def _curved(
     """
     done: list[CurvedPieces] = []
     labels = int(label.max()) + 1
+    flat = points.position[triangles]
     for level in range(levels + 1):
         ends, edge = triangle_edges(triangles, len(points.position))
         middle, held = points.middles(phi, ends)
         normal = points.normal[triangles]
         rough = _turns(normal) & (level < levels)
         six = torch.cat([points.position[triangles], middle[edge]], 1)
-        done.append(CurvedPieces(six, label, cell, normal.sum(1), points.on_rim(triangles)).take(~rough))
+        done.append(CurvedPieces(six, label, cell, normal.sum(1), points.on_rim(triangles), flat).take(~rough))
         if not bool(rough.any()):
             break
         corner, edge, label, cell = triangles[rough], edge[rough], label[rough], cell[rough].repeat(4, 1)
@@ -161,6 +167,9 @@ def _curved(
         triangles = torch.cat([torch.stack(t, 1) for t in ((a, d, f), (d, b, e), (f, e, c), (d, e, f))])
         x, y, z = inner
         label = torch.cat([torch.stack(t, 1) for t in ((ab, x, ca), (ab, bc, y), (z, bc, ca), (y, z, x))])
+        a, b, c = flat[rough].unbind(1)
+        d, e, f = 0.5 * (a + b), 0.5 * (b + c), 0.5 * (c + a)
+        flat = torch.cat([torch.stack(t, 1) for t in ((a, d, f), (d, b, e), (f, e, c), (d, e, f))])
     return CurvedPieces(*(torch.cat(parts) for parts in zip(*(vars(p).values() for p in done), strict=True)))
 
 

@@ -11,7 +11,7 @@ from lamina.geometry.cut import cut_triangles, segments_meet_unit_cell
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot, triangle_normals, unit
 from lamina.linear.graph import components, members
-from lamina.quadrature import on_polygons
+from lamina.quadrature import RULES, on_polygons, on_triangles
 from lamina.schemes.cones import cone_conductivity
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.rim import Flat
@@ -79,7 +79,9 @@ _NEIGHBOURS = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) fo
 _NEIGHBOURS = _NEIGHBOURS[_NEIGHBOURS.abs().sum(1).argsort(stable=True)]
 
 
-def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS) -> CutSurface:
+def cut_mesh(
+    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, degree: int = 1
+) -> CutSurface:
     """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
     assert isinstance(surface, Mesh)
     assert surface.faces is not None
@@ -111,8 +113,12 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
     face_normals = triangle_normals(corners) if surface.tracked else surface.face_normals
     own_face = torch.div(pair_face, seams.labels, rounding_mode="floor")
     normals = face_normals[own_face]
-    quadrature = on_polygons(pieces, pair_of_piece, normals)
-    element = element_of_pair.repeat_interleave(3)
+    per_piece = len(RULES[degree][1])
+    if degree == 1:
+        quadrature, pair = on_polygons(pieces, pair_of_piece, normals), torch.arange(len(pair_cell), device=cell.device)
+    else:
+        quadrature, pair = on_triangles(pieces, normals[pair_of_piece], degree), pair_of_piece
+    element = element_of_pair[pair].repeat_interleave(per_piece)
     incidence = replace(pairs, element=element_of_pair)
 
     def find(piece: Tensor, x: Tensor) -> Tensor:
@@ -122,8 +128,12 @@ def cut_mesh(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Sea
         return torch.where(at < 0, at, element_of_pair[at.clamp_min(0)])
 
     sides = rim if seam_sides is None else Sides.join([seams.trimmed(rim, shape.place), seam_sides], pieces)
-    cut = CutSurface.build(lattice, elements, quadrature, element, incidence, sheets, sides, shape, find)
-    return replace(cut, conductivity=cone_conductivity(surface, cut), face=own_face.repeat_interleave(3))
+    cut = CutSurface.build(
+        lattice, elements, quadrature, element, incidence, sheets, sides, shape, find,
+        degree=degree, per_piece=per_piece,
+    )  # fmt: skip
+    conductivity = cone_conductivity(surface, cut) if degree == 1 else None
+    return replace(cut, conductivity=conductivity, face=own_face[pair].repeat_interleave(per_piece))
 
 
 def _rim_edges(surface: Mesh, pieces: Tensor, face: Tensor, spacing: float) -> Sides:

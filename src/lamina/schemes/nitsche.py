@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lamina.schemes.base import FLUX, VALUE
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.galerkin import directional, trilinear, trilinear_with_gradients
+from lamina.schemes.galerkin import directional
 
 SAFE = 2.5  # beta over the largest eigenvalue: with less than 2 it might not be positive
 LEAST, MOST = 4.0, 1e5  # beta dx
@@ -53,23 +53,23 @@ class Boundary:
     points: Tensor  # (n, 3)
     condition: Tensor  # (n,) int64
     element: Tensor  # (n,)
-    rows: Tensor  # (n, 8) of the load, for g = 1
+    rows: Tensor  # (n, k) of the load, for g = 1
     share: Tensor  # (n,) what multiplies the rows to give the flux that u takes away: 1, or the coefficient of Robin
-    matrix: Tensor  # (e, 8, 8)
+    matrix: Tensor  # (e, k, k)
     holds: Tensor  # (e,) bool, whether something holds the values in an element, not just the flux
 
     def load(self, cut: CutSurface, g: Tensor) -> Tensor:
-        out = self.rows.new_zeros(cut.elements.unknowns)
-        return out.index_add_(0, cut.elements.unknown[self.element].reshape(-1), (self.rows * g[:, None]).reshape(-1))
+        out = self.rows.new_zeros(cut.unknowns)
+        return out.index_add_(0, cut.unknown[self.element].reshape(-1), (self.rows * g[:, None]).reshape(-1))
 
     def fluxes(self, cut: CutSurface, u: Tensor, g: Tensor, count: int) -> Tensor:
         """What enters the surface (count,) through each condition, for unknowns u and values g (n,)."""
-        taken = self.share * (self.rows * u[cut.elements.unknown[self.element]]).sum(1)
+        taken = self.share * (self.rows * u[cut.unknown[self.element]]).sum(1)
         return u.new_zeros(count).index_add_(0, self.condition, self.rows.sum(1) * g - taken)
 
 
 def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
-    """K (e, 8, 8): stiffness of the elements, without conditions."""
+    """K (e, k, k): stiffness of the elements, without conditions."""
     matrix = torch.zeros_like(K)
     holds = torch.zeros(len(K), dtype=torch.bool, device=K.device)
     points, condition, elements, rows, shares = [], [], [], [], []
@@ -92,12 +92,12 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
         holds[element[robin > 0]] = True
         add(x, number, element, w[:, None] * phi, robin)
 
-    rim, h = cut.rim, cut.spacing
+    rim, h, basis = cut.rim, cut.spacing, cut.basis
     if rim is not None and len(asked.kind):
         value, given = ((asked.kind == k).nonzero()[:, 0] for k in (VALUE, FLUX))
         if len(value):
             element, w = rim.element[value], rim.weights[value]
-            phi, *gradient = trilinear_with_gradients(rim.local[value])
+            phi, gradient = basis.values(rim.local[value]), basis.gradients(rim.local[value])
             towards = rim.outward[value]
             if asked.conductivity is not None:
                 a = asked.conductivity[value]
@@ -110,7 +110,7 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
             add(rim.points[value], asked.condition[value], element, row, torch.ones_like(w))
             holds[element] = True
         if len(given):
-            phi = trilinear(rim.local[given])
+            phi = basis.values(rim.local[given])
             flow(
                 rim.points[given], asked.condition[given], rim.element[given], phi, rim.weights[given],
                 asked.robin[given],
@@ -119,14 +119,14 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
         for kind in (VALUE, FLUX):
             here = (asked.region_kind == kind).nonzero()[:, 0]
             x, number, element = cut.quadrature.points[here], asked.region[here], cut.element[here]
-            phi, w = trilinear(cut.local[here]), cut.quadrature.weights[here]
+            phi, w = basis.values(cut.local[here]), cut.quadrature.weights[here]
             if kind == VALUE:
                 penalise(x, number, element, phi, REGION / h**2 * w)
             else:
                 flow(x, number, element, phi, w, asked.region_robin[here])
     if asked.pin_element is not None and asked.pin_local is not None and asked.pin_condition is not None:
         x = cut.lattice.position(cut.elements.cell[asked.pin_element]) + h * asked.pin_local
-        phi = trilinear(asked.pin_local)
+        phi = basis.values(asked.pin_local)
         penalise(x, asked.pin_condition, asked.pin_element, phi, torch.full_like(phi[:, 0], PIN))
     n, c, e, r, s = (torch.cat(parts) for parts in (points, condition, elements, rows, shares))
     return Boundary(n, c, e, r, s, matrix, holds)
@@ -135,12 +135,13 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
 def _safe_beta(element: Tensor, flux: Tensor, weights: Tensor, K: Tensor, spacing: float) -> Tensor:
     """beta (n,) for the points of each element: SAFE times the largest eigenvalue of int flux flux^T against K."""
     own, place = torch.unique(element, return_inverse=True)
-    products = (weights[:, None, None] * flux[:, :, None] * flux[:, None, :]).reshape(-1, 64)
-    total = flux.new_zeros(len(own), 64).index_add_(0, place, products).reshape(-1, 8, 8).cpu()
+    count = flux.shape[1]
+    products = (weights[:, None, None] * flux[:, :, None] * flux[:, None, :]).reshape(-1, count**2)
+    total = flux.new_zeros(len(own), count**2).index_add_(0, place, products).reshape(-1, count, count).cpu()
     stiffness = K[own].cpu()
     # Constants have neither stiffness nor flux.
     lift = max(1e-9, 16 * torch.finfo(K.dtype).eps) * stiffness.diagonal(dim1=1, dim2=2).mean(1)
-    values, vectors = torch.linalg.eigh(stiffness + lift[:, None, None] * torch.eye(8, dtype=K.dtype))
+    values, vectors = torch.linalg.eigh(stiffness + lift[:, None, None] * torch.eye(count, dtype=K.dtype))
     half = vectors / values.clamp_min(torch.finfo(K.dtype).tiny).sqrt()[:, None, :]
     scaled = half.transpose(1, 2) @ total @ half
     largest = torch.linalg.eigvalsh(0.5 * (scaled + scaled.transpose(1, 2)))[:, -1].to(K)

@@ -18,8 +18,8 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.linear.graph import components, first_of_each
-from lamina.quadrature import TRIANGLE_RULE, Quadrature
-from lamina.schemes.cutsurface import CutSurface, mean_normals
+from lamina.quadrature import RULES, Quadrature
+from lamina.schemes.cutsurface import CutSurface, Frames, Lift, mean_normals
 from lamina.schemes.rim import Curved
 from lamina.schemes.seams import NO_SEAMS, Parts, Seams, Sides, Units
 from lamina.schemes.sheets import Elements, distinct_glue
@@ -34,6 +34,7 @@ OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
 SCRAP = 0.5  # of a part's area: with less on it in samples, it is no part of the surface
 SPECK = 0.01  # of the largest part: what is smaller and lies apart is left out, and said
 FINEST = 0.4  # of the distance between samples: pieces need not be smaller
+LOST_AREA = 0.1  # of the area of a flat piece: with less after lifting, its gradients are left out
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
 
 
@@ -46,6 +47,7 @@ class CurvedPieces:
     cell: Tensor  # (t, 3) int64
     outward: Tensor  # (t, 3) the side that normals look to
     rim: Tensor  # (t, 3) bool, which edges lie on a rim
+    flat: Tensor  # (t, 3, 3) corners of the flat triangle within the cell that each is lifted from
 
     def take(self, rows: Tensor) -> CurvedPieces:
         return CurvedPieces(*(v[rows] for v in vars(self).values()))
@@ -64,19 +66,25 @@ class CurvedPieces:
 
 
 def cut_from(
-    pieces: CurvedPieces, lattice: Lattice, surface: Surface, sheets: bool, seams: Seams = NO_SEAMS
+    pieces: CurvedPieces,
+    lattice: Lattice,
+    surface: Surface,
+    sheets: bool,
+    seams: Seams = NO_SEAMS,
+    degree: int = 1,
 ) -> CutSurface | None:
-    """The cut surface of the pieces that belong to the surface; None if there are none."""
+    """The cut surface of the pieces that belong to the surface, for functions of a degree; None if there are none."""
     kept = of_the_surface(pieces, lattice, surface)
     pieces = kept.pieces
     shape = Curved(pieces.six)
     parts, seam_sides = seams.split(shape.place, pieces.cell, pieces.outward, lattice)
     if not len(parts.source):
         return None
-    quadrature = _on_curved(parts, shape, pieces.outward)
+    quadrature, flat, frames = _on_curved(parts, shape, pieces, degree)
+    per_piece = len(RULES[degree][1])
     units = Units.of(parts.source, parts.label, seams)
     element_of_unit, elements = _elements(pieces, units, kept.bridges)
-    element = element_of_unit[units.of_part].repeat_interleave(3)
+    element = element_of_unit[units.of_part].repeat_interleave(per_piece)
     locator = _locator(elements, quadrature, lattice, element)
     if kept.specks:
         locator = replace(locator, farthest=math.inf)
@@ -86,7 +94,15 @@ def cut_from(
         locator = replace(locator, lattice=lattice, seams=seams, label=label)
     sides = Sides.join([seams.trimmed(_own_rim(pieces), shape.place), seam_sides], pieces.six)
     find = units.finder(seams, pieces.cell, pieces.outward, lattice, element_of_unit)
-    cut = CutSurface.build(lattice, elements, quadrature, element, locator, sheets, sides, shape, find)
+    # Trilinear functions are taken at the points on the surface, quadratic ones on the flat pieces below them: there
+    # they are continuous from cell to cell, which matters at their order.
+    own = {}
+    if degree > 1:
+        own = {"flat": flat, "lift": Lift(pieces.flat, shape, parts.source, frames)}
+    cut = CutSurface.build(
+        lattice, elements, quadrature, element, locator, sheets, sides, shape, find,
+        degree=degree, per_piece=per_piece, **own,
+    )  # fmt: skip
     corners = shape.place(parts.source.repeat_interleave(3), parts.corners.reshape(-1, 3))
     cut = replace(cut, corners=corners.detach().reshape(-1, 3, 3))
     return replace(cut, torn=0.0 if seams else kept.torn, specks=kept.specks, speck_share=kept.share)
@@ -263,17 +279,45 @@ def _bridges(pieces: CurvedPieces, part: Tensor, component: Tensor, size: Tensor
     return torch.cat(found)
 
 
-def _on_curved(parts: Parts, shape: Curved, outward: Tensor) -> Quadrature:
-    """Three points on each part of the six-node triangles."""
-    rule = torch.tensor(TRIANGLE_RULE, dtype=outward.dtype, device=outward.device)  # (3, 3)
-    source = parts.source.repeat_interleave(3)
+def _on_curved(parts: Parts, shape: Curved, pieces: CurvedPieces, degree: int) -> tuple[Quadrature, Tensor, Frames]:
+    """Points on each part of the six-node triangles; the points (q, 3) below them on the flat triangles; and the
+    directions there and here."""
+    rule, weights = (pieces.six.new_tensor(part) for part in RULES[degree])
+    count = len(weights)
+    source = parts.source.repeat_interleave(count)
     bary = (rule @ parts.corners).reshape(-1, 3)
-    a, b, c = (parts.corners[:, i].repeat_interleave(3, 0) for i in range(3))
-    normal = torch.linalg.cross(shape.along(source, bary, b - a), shape.along(source, bary, c - a))
+    a, b, c = (parts.corners[:, i].repeat_interleave(count, 0) for i in range(3))
+    own = pieces.flat[source]
+    first, second = ((step[:, None] @ own)[:, 0] for step in (b - a, c - a))
+    along, across = shape.along(source, bary, b - a), shape.along(source, bary, c - a)
+    normal = torch.linalg.cross(along, across)
     length = normal.norm(dim=1)
-    normal = normal / length.clamp_min(torch.finfo(length.dtype).tiny)[:, None]
-    side = dot(normal, outward[source])[:, None]
-    return Quadrature(shape.place(source, bary), torch.where(side < 0, -normal, normal), length / 6)
+    tiny = torch.finfo(length.dtype).tiny
+    unit_normal = normal / length.clamp_min(tiny)[:, None]
+    side = dot(unit_normal, pieces.outward[source])[:, None]
+    quadrature = Quadrature(
+        shape.place(source, bary),
+        torch.where(side < 0, -unit_normal, unit_normal),
+        length * (0.5 * weights).repeat(len(parts.source)),
+    )
+    frames = _frames(along, across, first, second, length)
+    return quadrature, (bary[:, None] @ own)[:, 0], frames
+
+
+def _frames(along: Tensor, across: Tensor, first: Tensor, second: Tensor, area: Tensor) -> Frames:
+    """Orthonormal tangents from two derivatives (q, 3) of the lifted piece by Gram and Schmidt, and the same
+    combinations of those of the flat piece. area (q,): of the parallelogram on the surface."""
+    size = dot(along, along).sqrt()
+    size = size.clamp_min(torch.finfo(size.dtype).tiny)
+    share, height = dot(along, across) / size**2, (area / size).clamp_min(torch.finfo(size.dtype).tiny)
+
+    def combined(p: Tensor, q: Tensor) -> Tensor:
+        return torch.stack([p / size[:, None], (q - share[:, None] * p) / height[:, None]], 1)
+
+    lifted, flat = combined(along, across), combined(first, second)
+    # A sliver whose lift has all but lost its height says nothing about directions; its area is next to none.
+    lost = (area < LOST_AREA * torch.linalg.cross(first, second).norm(dim=1))[:, None, None]
+    return Frames(torch.where(lost, 0.0, flat), torch.where(lost, 0.0, lifted))
 
 
 # From points on the surface to elements

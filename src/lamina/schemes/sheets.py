@@ -8,13 +8,13 @@ through one cell without touching stay independent, however close they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lamina.geometry.lattice import OCTANTS
 from lamina.linear.graph import components, first_of_each, numbered
+from lamina.spaces.basis import BASES
 
 Glue = tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
 
@@ -67,19 +67,26 @@ class Elements:
     @cached_property
     def unknown(self) -> Tensor:
         """Number (active, 8) int64 of the unknown at each corner."""
+        return self.numbering(1)
+
+    def numbering(self, degree: int) -> Tensor:
+        """Number (active, (degree + 1)^3) int64 of the unknown at each node of functions of this degree."""
         a, b, axis = self.glue
-        near, far = _face_corners(self.cell.device)
-        left, right = a[:, None] * 8 + near[axis], b[:, None] * 8 + far[axis]
-        unknown = components(8 * len(self.cell), left.reshape(-1), right.reshape(-1)).reshape(-1, 8)
+        basis = BASES[degree]
+        far, near = (face.to(self.cell.device) for face in basis.faces)
+        left, right = a[:, None] * basis.count + far[axis], b[:, None] * basis.count + near[axis]
+        unknown = components(basis.count * len(self.cell), left.reshape(-1), right.reshape(-1))
+        unknown = unknown.reshape(-1, basis.count)
         return unknown if self.active == len(self.cell) else numbered(unknown.numel(), unknown[: self.active])
 
     @cached_property
     def unknowns(self) -> int:
         return int(self.unknown.max()) + 1
 
-    def component_of_unknowns(self) -> Tensor:
-        label = torch.empty(self.unknowns, dtype=torch.int64, device=self.cell.device)
-        label[self.unknown.reshape(-1)] = self.component[: self.active].repeat_interleave(8)
+    def component_of(self, unknown: Tensor) -> Tensor:
+        """Component of each unknown, given the unknowns (active, k) of the elements."""
+        label = torch.empty(int(unknown.max()) + 1, dtype=torch.int64, device=self.cell.device)
+        label[unknown.reshape(-1)] = self.component[: self.active].repeat_interleave(unknown.shape[1])
         return label
 
     def absorbed(self, area: Tensor, least: float) -> tuple[Elements, Tensor]:
@@ -133,14 +140,6 @@ class Elements:
         a, b = (parent.index_select(0, end.index_select(0, across)) for end in (a, b))
         glue = distinct_glue(a, b, axis.index_select(0, across), count)
         return Elements(coarse_cell[order], glue, int(active.sum()), component[order]), parent
-
-
-@lru_cache
-def _face_corners(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Corners (3, 4) of a cell on its face towards the next one along each axis, and the same seen from that one."""
-    near = torch.stack([(OCTANTS[:, d] == 1).nonzero()[:, 0] for d in range(3)])
-    far = torch.stack([(OCTANTS[:, d] == 0).nonzero()[:, 0] for d in range(3)])
-    return near.to(device), far.to(device)
 
 
 def _first(which: Tensor) -> tuple[Tensor, Tensor]:

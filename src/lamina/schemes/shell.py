@@ -37,7 +37,7 @@ from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import Pattern
 from lamina.progress import Update
 from lamina.schemes.base import Field
-from lamina.schemes.galerkin import trilinear
+from lamina.spaces.basis import Q1
 from lamina.schemes.hierarchy import TraceLevel, build_levels
 from lamina.schemes.laplacian import staircase_laplacian
 from lamina.schemes.sheets import Elements
@@ -154,7 +154,7 @@ def shell_levels(band: Band) -> list[TraceLevel]:
     ijk = band.ijk.long()
     elements, element = Elements.filling(torch.div(ijk, 2, rounding_mode="floor"), band.component)
     place = ((ijk % 2) * torch.tensor([4, 2, 1], device=ijk.device)).sum(1)
-    weight = trilinear(0.5 * OCTANTS.to(L.values()))[place]
+    weight = Q1.values(0.5 * OCTANTS.to(L.values()))[place]
     K, M = _coarse_elements(band, elements, element, place)
     finest = TraceLevel(
         band.spacing,
@@ -185,8 +185,8 @@ def _coarse_elements(band: Band, elements: Elements, element: Tensor, place: Ten
     nodes[element, place] = 1
     edges[element, place] = (band.find(ijk, band.component, axes) >= 0).to(like)
     corner = OCTANTS.to(like)
-    here = trilinear(0.5 * corner)  # (8 places, 8 weights)
-    there = trilinear(0.5 * (corner[:, None] + axes.to(like)).reshape(-1, 3))
+    here = Q1.values(0.5 * corner)  # (8 places, 8 weights)
+    there = Q1.values(0.5 * (corner[:, None] + axes.to(like)).reshape(-1, 3))
     step = here.repeat_interleave(3, 0) - there  # (24, 8)
     K = edges.reshape(-1, 24) @ (step[:, :, None] * step[:, None, :]).reshape(24, 64) / band.spacing**2
     M = nodes @ (here[:, :, None] * here[:, None, :]).reshape(8, 64)

@@ -30,17 +30,24 @@ FARTHEST_MOVE, FARTHEST_TO_RIM = 0.5, 3**0.5
 
 
 def cut_closest_points(
-    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, part: Surface | None = None
+    surface: Surface,
+    lattice: Lattice,
+    sheets: bool = True,
+    seams: Seams = NO_SEAMS,
+    part: Surface | None = None,
+    degree: int = 1,
 ) -> CutSurface:
     """Cut a surface known by its closest points and oriented normals; part: what is left of it, cut off by seams."""
-    cut = cut_thin(part or surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams))
+    cut = cut_thin(part or surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams, degree))
     if cut.rim is None:
         return cut
     outward = surface.rim_tangents(cut.rim.points)
     return cut if outward is None or part is not surface else replace(cut, rim=cut.rim.directed(outward))
 
 
-def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams) -> CutSurface | None:
+def _cut(
+    surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams, degree: int
+) -> CutSurface | None:
     """The surface cut on a lattice `finer` times finer, in the cells of the given one; None if nothing is cut."""
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     band = Band.build(surface, fine, 1.75 * fine.spacing)
@@ -71,8 +78,8 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
     beyond = torch.zeros_like(vertex[:, 0], dtype=torch.bool) if feet.beyond is None else feet.beyond
     alone = torch.bincount(edge.reshape(-1))[edge] == 1
     rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
-    curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim)
-    return cut_from(curved, lattice, surface, sheets, seams)
+    curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim, flat[pieces.triangles])
+    return cut_from(curved, lattice, surface, sheets, seams, degree)
 
 
 def _astray(x: Tensor, feet: ClosestPoints, spacing: float) -> Tensor:

@@ -19,13 +19,11 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
-from lamina.linear.adjoint import Sparse, System, solve, sparse_rows
+from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import assemble
-from lamina.linear.components import column
-from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.schemes.base import Field
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.galerkin import consistent_mass, element_matrices, mass_matrices, stabilisation, trilinear
+from lamina.schemes.galerkin import consistent_mass, element_matrices, mass_matrices, projected, stabilisation
 from lamina.schemes.hierarchy import build_levels
 from lamina.schemes.levelcut import cut_level_set
 from lamina.schemes.meshcut import cut_mesh
@@ -45,7 +43,6 @@ class Trace(Symmetric):
     """The operators on a cut surface and their hierarchy. A `Scheme`."""
 
     name = "trace"
-    order = 2
 
     def __init__(
         self,
@@ -56,7 +53,7 @@ class Trace(Symmetric):
     ):
         """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given. asked: boundary conditions.
         screening (q,) >= 0: what u is multiplied with and taken off the Laplacian; 0 unless given."""
-        self.cut, self.spacing, self.quadrature = cut, cut.spacing, cut.quadrature
+        self.cut, self.spacing, self.quadrature, self.order = cut, cut.spacing, cut.quadrature, cut.degree + 1
         K, M = element_matrices(cut, diffusivity)
         component = cut.elements.component[: cut.elements.active]
         free = torch.ones(int(cut.elements.component.max()) + 1, dtype=torch.bool, device=K.device)
@@ -67,14 +64,14 @@ class Trace(Symmetric):
         if screening is not None:
             K = K + mass_matrices(cut, screening)
             free[component[cut.element[screening > 0]]] = False
-        levels = build_levels(cut.elements, cut.spacing, K.detach(), M.detach())
+        levels = build_levels(cut.elements, cut.unknown, cut.spacing, K.detach(), M.detach())
         super().__init__(levels, int(levels[0].component.max()) + 1, free, self._tracked(K, M))
 
     def _tracked(self, K: Tensor, M: Tensor) -> tuple[Tensor, Tensor] | None:
         """The entries of the matrices with their graph, if they have one."""
         if not (K.requires_grad or M.requires_grad):
             return None
-        stiffness, mass = assemble(self.cut.elements.unknown, self.cut.elements.unknowns, [K, M])[1]
+        stiffness, mass = assemble(self.cut.unknown, self.cut.unknowns, [K, M])[1]
         return stiffness, mass
 
     def load(self, f: Field) -> Tensor:
@@ -87,11 +84,11 @@ class Trace(Symmetric):
     def _load(self, f: Tensor) -> Tensor:
         """The load of f (q,) at the quadrature points."""
         cut = self.cut
-        values = (cut.quadrature.weights * f)[:, None] * trilinear(cut.local)
+        values = (cut.quadrature.weights * f)[:, None] * cut.basis.values(cut.local)
         out = values.new_zeros(self.unknowns)
-        # The three points of a piece belong to one element.
-        values, element = values.reshape(-1, 3, 8).sum(1), cut.element[::3]
-        return out.index_add_(0, cut.elements.unknown[element].reshape(-1), values.reshape(-1))
+        # The points of a piece belong to one element.
+        values, element = values.reshape(-1, cut.per_piece, cut.basis.count).sum(1), cut.element[:: cut.per_piece]
+        return out.index_add_(0, cut.unknown[element].reshape(-1), values.reshape(-1))
 
     @property
     def places(self) -> Tensor:
@@ -102,12 +99,13 @@ class Trace(Symmetric):
         return self.cut.face
 
     def from_places(self) -> Sparse:
-        unknown = self.cut.elements.unknown[self.cut.element].to(torch.int32)
-        return sparse_rows(unknown, self.quadrature.weights[:, None] * trilinear(self.cut.local), self.unknowns).T
+        cut = self.cut
+        unknown = cut.unknown[cut.element].to(torch.int32)
+        return sparse_rows(unknown, cut.quadrature.weights[:, None] * cut.basis.values(cut.local), self.unknowns).T
 
     def at_places(self, u: Tensor, some: slice) -> Tensor:
         """The field of unknowns u (n,) at some of the places."""
-        return (trilinear(self.cut.local[some]) * u[self.cut.elements.unknown[self.cut.element[some]]]).sum(1)
+        return (self.cut.basis.values(self.cut.local[some]) * u[self.cut.unknown[self.cut.element[some]]]).sum(1)
 
     def sample(self, u: Field) -> Tensor:
         """The L2 projection on the surface, held constant along normals: (M + dx^2 S) v = load(u)."""
@@ -115,22 +113,14 @@ class Trace(Symmetric):
 
     def project(self, g: Tensor, tolerance: float = 1e-12) -> Tensor:
         """The unknowns (n,) or (n, k) of the field whose integrals against the basis functions are g."""
-        matrix, inverse = self._projection
-
-        def krylov(b: Tensor, size: Tensor | None) -> KrylovResult:
-            return conjugate_gradients(
-                lambda v: matrix.matrix @ v, b, precondition=lambda r: column(inverse, r) * r, tolerance=tolerance
-            )
-
-        entries = () if matrix.values is None else (matrix.values,)
-        return solve(System(krylov, krylov, entries, lambda v, u: (-matrix.pairs(v, u),)), g).solution
+        return projected(*self._projection, g, tolerance)
 
     @cached_property
     def _projection(self) -> tuple[Sparse, Tensor]:
         """M + dx^2 S, M consistent, and one over its diagonal."""
         with torch.enable_grad():  # they are kept, whoever asks for them first
             element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
-            pattern, (values,) = assemble(self.cut.elements.unknown, self.unknowns, [element])
+            pattern, (values,) = assemble(self.cut.unknown, self.unknowns, [element])
         constant = values.detach()
         return Sparse(pattern.matrix(constant), values if values.requires_grad else None), (
             1 / constant[pattern.diagonal]
@@ -160,20 +150,22 @@ class Trace(Symmetric):
         return self._in_elements(element, self.cut.local_in(element, points))
 
     def _in_elements(self, element: Tensor, local: Tensor) -> Sparse:
-        return sparse_rows(self.cut.elements.unknown[element].to(torch.int32), trilinear(local), self.unknowns)
+        return sparse_rows(self.cut.unknown[element].to(torch.int32), self.cut.basis.values(local), self.unknowns)
 
 
-def cut_surface(surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS) -> CutSurface:
+def cut_surface(
+    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, degree: int = 1
+) -> CutSurface:
     """Exact pieces for meshes, by signs for zero sets, from closest points for everything else.
 
     sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth. seams: curves along
-    which the surface is split.
+    which the surface is split. degree: of the functions on the cells, 1 or 2.
     """
     part = surface
     while isinstance(surface, Clipped):
         surface, seams = surface.base, Seams((*seams.each, LevelSeam(surface.function, cut_off=True)))
     if isinstance(surface, Mesh):
-        return cut_mesh(surface, lattice, sheets, seams)
+        return cut_mesh(surface, lattice, sheets, seams, degree)
     if isinstance(surface, Implicit):
-        return cut_level_set(surface, lattice, sheets, seams, part)
-    return cut_closest_points(surface, lattice, sheets, seams, part)
+        return cut_level_set(surface, lattice, sheets, seams, part, degree)
+    return cut_closest_points(surface, lattice, sheets, seams, part, degree)

@@ -1,0 +1,145 @@
+"""What functions of order 3 are held to, beside those of order 2.
+
+    LAMINA_DATA=FOLDER python benchmarks/order3.py [--parts accuracy offsets iterations heat eigen rims clouds] [--device cuda]
+
+Errors are NRMSE at the quadrature points and at domain.points, against solutions that are known: harmonics of the
+sphere, and manufactured ones on other shapes. Times are of one run, and only good for ratios.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from common import parser, record
+from torch import Tensor
+
+import lamina
+from lamina.gallery import Problem, ellipsoid_poisson, hemisphere_poisson, manufactured, sphere_poisson, torus_poisson
+from lamina.surfaces.sphere_maps import sphere_map
+
+Row = dict[str, Any]
+
+
+def torus_cosines(along: int, around: int) -> Problem:
+    """cos(along theta) cos(around phi) on the torus (1, 0.4), theta the angle of its ring, phi that of its tube."""
+
+    def ring(x: Tensor) -> Tensor:
+        return (x[:, 0] ** 2 + x[:, 1] ** 2).sqrt()
+
+    def cosine(x: Tensor, y: Tensor, multiple: int) -> Tensor:
+        c = x / (x * x + y * y).sqrt()
+        return c if multiple == 1 else 2 * c * c - 1
+
+    def phi(x: Tensor) -> Tensor:
+        return (ring(x) - 1) ** 2 + x[:, 2] ** 2 - 0.16
+
+    def u(x: Tensor) -> Tensor:
+        return cosine(x[:, 0], x[:, 1], along) * cosine(ring(x) - 1, x[:, 2], around)
+
+    return manufactured(f"torus, cos {along} theta cos {around} phi", lambda: lamina.Torus(1.0, 0.4), phi, u)
+
+
+def star(name: str) -> Problem:
+    """sin(2x) cos(1.5y) + z on a star-shaped map of the sphere."""
+    surface = sphere_map(name, 5)
+
+    def phi(x: Tensor) -> Tensor:
+        length = (x * x).sum(1).sqrt()
+        return length - (surface.fn(x / length[:, None]) ** 2).sum(1).sqrt()
+
+    return manufactured(name, lambda: surface, phi, torus_poisson().solution)
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "sphere": sphere_poisson,
+    "torus": torus_poisson,
+    "torus, cosines": partial(torus_cosines, 2, 1),
+    "torus, finer cosines": partial(torus_cosines, 1, 2),
+    "ellipsoid": ellipsoid_poisson,
+    "spike": partial(star, "spike"),
+    "starfruit": partial(star, "starfruit"),
+}
+
+
+def nrmse(values: Tensor, exact: Tensor, weights: Tensor) -> float:
+    error = values - exact
+    error = error - (weights * error).sum() / weights.sum()
+    return float(((weights * error**2).sum() / weights.sum()).sqrt() / (exact.max() - exact.min()))
+
+
+def solved(problem: Problem, spacing: float, order: int, **options: Any) -> Row:
+    start = time.perf_counter()
+    domain = lamina.Domain(problem.surface(), spacing, order=order, show_progress=False, **options)
+    built = time.perf_counter() - start
+    u = lamina.poisson(domain, problem.rhs, tolerance=1e-9, show_progress=False)
+    row: Row = {
+        "problem": problem.name, "order": order, "scheme": domain.scheme.name, "spacing": spacing,
+        "unknowns": domain.unknowns, "cycles": u.cycles, "build": built, "solve": u.seconds,
+        "points": nrmse(u.values, problem.solution(domain.points), domain.surface.areas),
+    }  # fmt: skip
+    if domain.scheme.name == "trace":
+        q = domain.quadrature
+        there = domain.scheme.at_places(u.unknowns[0], slice(None))
+        row["surface"] = nrmse(there, problem.solution(q.points), q.weights)
+        row["area"] = q.area
+    return row
+
+
+def with_order(rows: list[Row], row: Row) -> Row:
+    """row with the order of accuracy since the row before, where that is the same problem on a coarser grid."""
+    before = rows[-1] if rows else None
+    if before and all(before[k] == row[k] for k in ("problem", "order", "scheme")) and before["spacing"] > row["spacing"]:
+        row["observed"] = math.log(before["points"] / row["points"]) / math.log(before["spacing"] / row["spacing"])
+    print(row["problem"], row["order"], f"h={row['spacing']:g} n={row['unknowns']} surface {row.get('surface', 0):.2e} "
+          f"points {row['points']:.2e} order {row.get('observed', 0):.2f} cycles {row['cycles']} build {row['build']:.1f} "
+          f"solve {row['solve']:.1f}", flush=True)  # fmt: skip
+    return row
+
+
+def accuracy(device: str) -> list[Row]:
+    rows: list[Row] = []
+    grids = {
+        "sphere": (0.4, 0.2, 0.1, 0.05), "torus, cosines": (0.2, 0.1, 0.05),
+        "torus, finer cosines": (0.2, 0.1, 0.05), "torus": (0.2, 0.1, 0.05),
+        "ellipsoid": (0.2, 0.1, 0.05), "spike": (0.1, 0.05, 0.035), "starfruit": (0.1, 0.05, 0.035),
+    }  # fmt: skip
+    for name, spacings in grids.items():
+        for spacing in spacings:
+            rows.append(with_order(rows, solved(PROBLEMS[name](), spacing, 3, device=device)))
+    return rows
+
+
+def offsets(device: str) -> list[Row]:
+    """Errors on eight grids, moved by random parts of a cell."""
+    generator = torch.Generator().manual_seed(0)
+    rows: list[Row] = []
+    for name, spacing in (("sphere", 0.1), ("torus, cosines", 0.1), ("ellipsoid", 0.1)):
+        found = []
+        for _ in range(8):
+            origin = spacing * torch.rand(3, generator=generator, dtype=torch.float64)
+            found.append(solved(PROBLEMS[name](), spacing, 3, origin=origin, device=device)["points"])
+        rows.append({"problem": name, "spacing": spacing, "errors": found, "ratio": max(found) / min(found)})
+        print(name, f"{min(found):.2e} to {max(found):.2e}", f"ratio {rows[-1]['ratio']:.2f}", flush=True)
+    return rows
+
+
+PARTS: dict[str, Callable[[str], list[Row]]] = {"accuracy": accuracy, "offsets": offsets}
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options.add_argument("--device", default="cpu")
+    asked = options.parse_args()
+    suffix = "" if asked.device == "cpu" else f"_{asked.device}"
+    for part in asked.parts:
+        record(f"order3_{part}{suffix}", {"rows": PARTS[part](asked.device)}, asked.out)
+
+
+if __name__ == "__main__":
+    main()

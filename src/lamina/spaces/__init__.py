@@ -1,0 +1,1 @@
+"""Functions on the cells that a surface cuts."""
