@@ -20,10 +20,9 @@ from lamina.schemes.galerkin import (
     sliver_stiffness,
     stabilisation,
     surface_stiffness,
-    trilinear,
-    trilinear_with_gradients,
 )
 from lamina.schemes.sheets import Elements
+from lamina.spaces.basis import Q1
 from lamina.surfaces.icosphere import icosphere
 
 
@@ -70,36 +69,13 @@ def energy(E, u, v=None):
     return float(torch.einsum("ei,eij,ej->", u, E, u if v is None else v))
 
 
-# Shape functions
-
-
-def test_corner_functions_are_one_at_their_corner_and_add_up_to_one():
-    torch.testing.assert_close(trilinear(OCTANTS.double()), torch.eye(8, dtype=torch.float64))
-    t = 1.4 * random(50, 3) - 0.2  # a little outside too, as for absorbed slivers
-    value, *slopes = trilinear_with_gradients(t)
-    torch.testing.assert_close(value, trilinear(t))
-    torch.testing.assert_close(value.sum(1), torch.ones(50, dtype=torch.float64))
-    torch.testing.assert_close(value @ OCTANTS.double(), t)
-    for slope in slopes:
-        torch.testing.assert_close(slope.sum(1), torch.zeros(50, dtype=torch.float64))
-
-
-def test_gradients_of_the_corner_functions_match_finite_differences():
-    t, step = 1.4 * random(50, 3) - 0.2, 1e-5
-    for axis, slope in enumerate(trilinear_with_gradients(t)[1:]):
-        h = torch.zeros(3, dtype=torch.float64)
-        h[axis] = step
-        difference = (trilinear(t + h) - trilinear(t - h)) / (2 * step)
-        torch.testing.assert_close(slope, difference, rtol=0, atol=1e-9)
-
-
 def test_children_inherit_the_functions_of_their_parent():
     """At the same point in space, seen from the coarse cell and from the child that holds it."""
     T = child_interpolation(torch.float64, torch.device("cpu"))
     local = random(20, 3)
     for octant in range(8):
-        coarse = trilinear((local + OCTANTS[octant]) / 2)
-        torch.testing.assert_close(trilinear(local) @ T[octant], coarse)
+        coarse = Q1.values((local + OCTANTS[octant]) / 2)
+        torch.testing.assert_close(Q1.values(local) @ T[octant], coarse)
 
 
 # Stiffness

@@ -13,26 +13,31 @@ from torch import Tensor
 from lamina.geometry.triangles import Rows, rows, safe_sqrt, triangle_areas, unit
 from lamina.linear.graph import first_of_each
 
-# Strang and Fix: three interior points, exact for quadratics.
-TRIANGLE_RULE = ((2 / 3, 1 / 6, 1 / 6), (1 / 6, 2 / 3, 1 / 6), (1 / 6, 1 / 6, 2 / 3))
 
 
-def _dunavant() -> tuple[tuple[tuple[float, float, float], ...], tuple[float, ...]]:
+def _rule(threes: tuple[tuple[float, float], ...], six: tuple[float, float, float, float] | None = None):
+    """Barycentric points and weights of a symmetric rule: orbits (1 - 2a, a, a) with weights, and one of all
+    permutations. The points nearest to the corners 0, 1, 2 come first."""
     points, weights = [], []
-    for a, weight in ((0.249286745170910, 0.116786275726379), (0.063089014491502, 0.050844906370207)):
+    for a, weight in sorted(threes):
         points += [(1 - 2 * a, a, a), (a, 1 - 2 * a, a), (a, a, 1 - 2 * a)]
         weights += 3 * [weight]
-    points += list(permutations((0.053145049844817, 0.310352451033784, 0.636502499121399)))
-    weights += 6 * [0.082851075618374]
+    if six is not None:
+        points += list(permutations(six[:3]))
+        weights += 6 * [six[3]]
     return tuple(points), tuple(weights)
 
 
-# Dunavant (1985): twelve interior points, exact to degree 6.
-FINE_RULE = _dunavant()
-# The points of each rule that lie nearest to the corners 0, 1, 2, by the degree of functions.
-NEAR_CORNERS = {1: slice(0, 3), 2: slice(3, 6)}
-# By the degree of functions: barycentric points and weights on a triangle of area 1.
-RULES = {1: (TRIANGLE_RULE, (1 / 3, 1 / 3, 1 / 3)), 2: FINE_RULE}
+# Rules on the triangle of area 1 by their number of points, all interior: exact to degree 2 (Strang and Fix 1973), 4 and
+# 6 (Dunavant 1985).
+RULES = {
+    3: _rule(((1 / 6, 1 / 3),)),
+    6: _rule(((0.445948490915965, 0.223381589678011), (0.091576213509771, 0.109951743655322))),
+    12: _rule(
+        ((0.249286745170910, 0.116786275726379), (0.063089014491502, 0.050844906370207)),
+        (0.053145049844817, 0.310352451033784, 0.636502499121399, 0.082851075618374),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,9 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     )
 
 
-def on_triangles(corners: Tensor, normals: Tensor, degree: int) -> Quadrature:
-    """Points on plane triangles (t, 3, 3) with unit normals (t, 3), fine enough for functions of this degree."""
-    points, weights = (corners.new_tensor(part) for part in RULES[degree])
+def on_triangles(corners: Tensor, normals: Tensor, count: int) -> Quadrature:
+    """So many points on each of the plane triangles (t, 3, 3) with unit normals (t, 3)."""
+    points, weights = (corners.new_tensor(part) for part in RULES[count])
     area = triangle_areas(corners)[:, None] * weights
     return Quadrature((points @ corners).reshape(-1, 3), normals.repeat_interleave(len(weights), 0), area.reshape(-1))
 
@@ -112,3 +117,27 @@ def tangents(normals: Tensor) -> tuple[Tensor, Tensor]:
     axis = torch.zeros_like(normals).scatter_(1, least, 1.0)
     across = unit(torch.linalg.cross(normals, axis))
     return across, torch.linalg.cross(normals, across)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Two directions at each quadrature point: orthonormal ones on the surface, and those on the flat piece within the
+    cell that they are lifted from. A function of the cell has the derivatives along `flat` as its gradient on the
+    surface."""
+
+    flat: Tensor  # (q, 2, 3)
+    lifted: Tensor  # (q, 2, 3)
+
+    @classmethod
+    def across(cls, normals: Tensor) -> Frames:
+        """Of pieces that are not told from the surface that they lie on."""
+        frame = torch.stack(tangents(normals), 1)
+        return cls(frame, frame)
+
+    def take(self, which: Tensor) -> Frames:
+        return Frames(self.flat[which], self.lifted[which])
+
+    def below(self, direction: Tensor) -> Tensor:
+        """The directions (q, 3) on the flat pieces that tangents (q, 3) are lifted from."""
+        shares = torch.einsum("qkd,qd->qk", self.lifted, direction)
+        return torch.einsum("qk,qkd->qd", shares, self.flat)

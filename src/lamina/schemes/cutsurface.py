@@ -14,7 +14,7 @@ from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot, safe_sqrt
 from lamina.linear.graph import members
-from lamina.quadrature import NEAR_CORNERS, Quadrature, tangents
+from lamina.quadrature import Frames, Quadrature
 from lamina.spaces.basis import BASES, Basis
 from lamina.schemes.rim import Curved, Rim, Shape
 from lamina.schemes.seams import Sides
@@ -26,6 +26,17 @@ RIM_SLIVER = 0.1  # the same where the surface ends
 PAIRS = 2**20  # points and pieces compared at a time
 
 
+def rule_points(degree: int, finer: int = 1) -> int:
+    """Quadrature points for each piece of a cell that is cut on a lattice `finer` times finer.
+
+    Products of quadratic functions have degree 4 along a line; on the plane pieces of a cell 12 points integrate them
+    well enough for order 3. Pieces of half the size need a rule of lower degree.
+    """
+    if degree == 1:
+        return 3
+    return 12 if finer == 1 else 6
+
+
 class Locator(Protocol):
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
         """Element (n,) that holds each foot, at coordinate (n, 3) in units of cells; -1 where there is none."""
@@ -33,27 +44,10 @@ class Locator(Protocol):
 
 
 @dataclass(frozen=True)
-class Frames:
-    """Two directions at each quadrature point: orthonormal ones on the surface, and those on the flat piece within the
-    cell that they are lifted from. A function of the cell has the derivatives along `flat` as its gradient on the
-    surface."""
-
-    flat: Tensor  # (q, 2, 3)
-    lifted: Tensor  # (q, 2, 3)
-
-    @classmethod
-    def across(cls, normals: Tensor) -> Frames:
-        """Of pieces that are not told from the surface that they lie on."""
-        frame = torch.stack(tangents(normals), 1)
-        return cls(frame, frame)
-
-
-@dataclass(frozen=True)
 class Lift:
     """Flat pieces that carry functions, and the curved ones on the surface that they are lifted to."""
 
-    flat: Tensor  # (t, 3, 3) corners, within a cell
-    curved: Curved  # t six-node triangles
+    shape: Curved  # t pieces
     source: Tensor  # (p,) int64, the piece that each part with quadrature points lies in
     frames: Frames
 
@@ -68,7 +62,7 @@ class Lift:
         chosen = torch.full_like(bary[:, 0], -1, dtype=torch.int64)
         best = torch.full_like(bary[:, 0], -torch.inf)
         for piece_, row_ in zip(piece.split(PAIRS), row.split(PAIRS), strict=True):
-            shares, inside = _met(self.flat.detach()[piece_], x[row_], feet.normals.detach()[row_])
+            shares, inside = _met(self.shape.flat.detach()[piece_], x[row_], feet.normals.detach()[row_])
             highest = torch.full_like(best, -torch.inf).scatter_reduce_(0, row_, inside, "amax")
             won = ((inside == highest[row_]) & (inside > best[row_])).nonzero()[:, 0]
             chosen[row_[won]], bary[row_[won]] = piece_[won], shares[won]
@@ -76,8 +70,8 @@ class Lift:
         steps = bary.new_tensor([[-1.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
         chosen = chosen.clamp_min(0)
         for _ in range(2):
-            away = x - self.curved.place(chosen, bary).detach()
-            J = torch.stack([self.curved.along(chosen, bary, s.expand_as(bary)).detach() for s in steps], 2)
+            away = x - self.shape.place(chosen, bary).detach()
+            J = torch.stack([self.shape.along(chosen, bary, s.expand_as(bary)).detach() for s in steps], 2)
             gram = torch.einsum("nai,naj->nij", J, J)
             size = gram[:, 0, 0] * gram[:, 1, 1]
             right = torch.einsum("nai,na->ni", J, away)
@@ -88,7 +82,7 @@ class Lift:
             move = torch.where(fine[:, None], torch.stack([p, q], 1) / torch.where(fine, determinant, 1)[:, None], 0)
             # A step out of all proportion is none of a smooth piece.
             bary = bary + move.clamp(-0.5, 0.5) @ steps
-        foot = (bary[:, None] @ self.flat[chosen])[:, 0]
+        foot = self.shape.below(chosen, bary)
         lost = (best < -1e8)[:, None]
         return torch.where(lost, feet.points, foot)
 
@@ -167,14 +161,9 @@ class CutSurface:
             rim = Rim.of(sides, shape, find)
             # There an element that has much rim for its surface would have to be held with great force.
             area[host[rim.element]] *= SLIVER / RIM_SLIVER
-        if degree > 1:
-            # Other slivers do no harm to functions whose normal derivative is held in the whole cell, and the pieces of
-            # a neighbour's quadratic would not fit those of the cells beyond.
-            at_rim = torch.zeros_like(area, dtype=torch.bool)
-            if rim is not None:
-                at_rim[host[rim.element]] = True
-            area = torch.where(at_rim, area, area.clamp_min(SLIVER * lattice.spacing**2))
-        if degree == 1 or rim is not None:
+        if degree == 1:
+            # Quadratic functions, whose normal derivative is held in the whole cell, do without: the continuation of a
+            # neighbour's would not fit those of the cells beyond, and cost an order.
             elements, absorber = elements.absorbed(area / lattice.spacing**2, SLIVER)
             element, host = absorber[element], absorber[host]
         place = quadrature.points if flat is None else flat
@@ -182,8 +171,8 @@ class CutSurface:
         normal, flatness = mean_normals(quadrature, element, elements.active)
         if rim is not None:
             held = host[rim.element]
-            place = (rim.points - lattice.origin) / lattice.spacing - elements.cell[held]
-            rim = replace(rim, element=held, local=place)
+            place = rim.points if degree == 1 else rim.below
+            rim = replace(rim, element=held, local=(place - lattice.origin) / lattice.spacing - elements.cell[held])
         return cls(
             lattice, elements, quadrature, element, local, normal, flatness, locator, host,
             rim=rim, degree=degree, per_piece=per_piece, lift=lift,
@@ -206,7 +195,7 @@ class CutSurface:
     def corner_normals(self) -> Tensor:
         """Normals (3 p, 3) near the corners of the p pieces."""
         normals = self.quadrature.normals.detach().reshape(-1, self.per_piece, 3)
-        return normals[:, NEAR_CORNERS[self.degree]].reshape(-1, 3)
+        return normals[:, :3].reshape(-1, 3)  # the first three points of every rule
 
     @cached_property
     def frames(self) -> Frames:

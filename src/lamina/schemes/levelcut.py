@@ -9,6 +9,7 @@ than the cells, these are cut on a lattice 2 or 4 times finer: the unknowns stay
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,7 +36,10 @@ from lamina.surfaces.zero_set import (
 
 SETTLE_STEPS = 6
 CREASE_LEVELS, COS_CREASE = 2, math.cos(math.radians(25.0))
-ROUGH = 0.05  # share of the area that may turn by more than that within a piece
+# By the degree of functions and by how many times finer the cells are cut: share of the area that may turn by more than
+# that within a piece. Trilinear functions lose no more there than anywhere. For quadratic ones the pieces must follow the
+# surface: on three balls joined by necks the error is 15 times smaller once they do.
+ROUGH = {1: {1: 0.05}, 2: {1: 1e-3, 2: 1e-2}}
 
 
 def cut_level_set(
@@ -49,23 +53,26 @@ def cut_level_set(
     """Cut the zero set of surface.phi; part: what is left of it, cut off by seams."""
 
     def cut(finer: int) -> CutSurface | None:
-        pieces = level_pieces(surface, lattice, finer)
-        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams, degree)
+        pieces, finer = level_pieces(surface, lattice, finer, ROUGH[degree])
+        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams, degree, finer)
 
     return cut_thin(part or surface, lattice, cut)
 
 
-def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPieces | None:
+def level_pieces(
+    surface: Implicit, lattice: Lattice, finer: int, rough: Mapping[int, float]
+) -> tuple[CurvedPieces | None, int]:
     """Pieces of the zero set in the cells of the lattice, cut on one `finer` times finer; None if there are none.
 
-    Where the surface turns too much in too many cells to be followed by pieces of that size, the pieces are halved.
+    rough: by how many times finer the lattice is, the share of the area that may turn too much to be followed by its
+    pieces. With more they are halved. Returned beside the pieces: how many times finer they are in the end.
     """
     phi, box = surface.phi, surface.box
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     seeds = torch.unique(torch.floor((surface.points - fine.origin) / fine.spacing).long(), dim=0)
     crossed = follow(phi, fine, box, seeds)
     if not len(crossed.cell):
-        return None
+        return None, finer
     flat = cut_tetrahedra(crossed.corner, crossed.value)
     vertex = _vertices(surface, crossed, flat)
     triangles, cell = flat.triangles, torch.div(crossed.cell, finer, rounding_mode="floor")[flat.owner]
@@ -77,10 +84,10 @@ def level_pieces(surface: Implicit, lattice: Lattice, finer: int) -> CurvedPiece
     points = _Points.on(phi, vertex, held, surface.tracked and torch.is_grad_enabled())
     if surface.open:
         points = points.settled(phi, fine.spacing)
-    if finer == 1 and _rough_share(points, triangles) > ROUGH:
-        return level_pieces(surface, lattice, 2)
+    if finer in rough and _rough_share(points, triangles) > rough[finer]:
+        return level_pieces(surface, lattice, 2 * finer, rough)
     _, label = triangle_edges(triangles, len(vertex))
-    return _curved(phi, points, triangles, label, cell, max(0, CREASE_LEVELS + 1 - finer))
+    return _curved(phi, points, triangles, label, cell, max(0, CREASE_LEVELS + 1 - finer)), finer
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from lamina.geometry.cut import cut_triangles, segments_meet_unit_cell
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot, triangle_normals, unit
 from lamina.linear.graph import components, members
-from lamina.quadrature import RULES, on_polygons, on_triangles
+from lamina.quadrature import on_polygons, on_triangles
 from lamina.schemes.cones import cone_conductivity
-from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.cutsurface import CutSurface, rule_points
 from lamina.schemes.rim import Flat
 from lamina.schemes.seams import NO_SEAMS, Seams, Sides
 from lamina.schemes.sheets import Elements, distinct_glue
@@ -113,11 +113,11 @@ def cut_mesh(
     face_normals = triangle_normals(corners) if surface.tracked else surface.face_normals
     own_face = torch.div(pair_face, seams.labels, rounding_mode="floor")
     normals = face_normals[own_face]
-    per_piece = len(RULES[degree][1])
+    per_piece = rule_points(degree)
     if degree == 1:
         quadrature, pair = on_polygons(pieces, pair_of_piece, normals), torch.arange(len(pair_cell), device=cell.device)
     else:
-        quadrature, pair = on_triangles(pieces, normals[pair_of_piece], degree), pair_of_piece
+        quadrature, pair = on_triangles(pieces, normals[pair_of_piece], per_piece), pair_of_piece
     element = element_of_pair[pair].repeat_interleave(per_piece)
     incidence = replace(pairs, element=element_of_pair)
 

@@ -18,8 +18,8 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.linear.graph import components, first_of_each
-from lamina.quadrature import RULES, Quadrature
-from lamina.schemes.cutsurface import CutSurface, Frames, Lift, mean_normals
+from lamina.quadrature import RULES, Frames, Quadrature
+from lamina.schemes.cutsurface import CutSurface, Lift, mean_normals, rule_points
 from lamina.schemes.rim import Curved
 from lamina.schemes.seams import NO_SEAMS, Parts, Seams, Sides, Units
 from lamina.schemes.sheets import Elements, distinct_glue
@@ -72,16 +72,20 @@ def cut_from(
     sheets: bool,
     seams: Seams = NO_SEAMS,
     degree: int = 1,
+    finer: int = 1,
 ) -> CutSurface | None:
-    """The cut surface of the pieces that belong to the surface, for functions of a degree; None if there are none."""
+    """The cut surface of the pieces that belong to the surface; None if there are none.
+
+    degree of the functions. finer: how many times finer the lattice of the pieces is.
+    """
     kept = of_the_surface(pieces, lattice, surface)
     pieces = kept.pieces
-    shape = Curved(pieces.six)
+    shape = Curved(pieces.six, pieces.flat)
     parts, seam_sides = seams.split(shape.place, pieces.cell, pieces.outward, lattice)
     if not len(parts.source):
         return None
-    quadrature, flat, frames = _on_curved(parts, shape, pieces, degree)
-    per_piece = len(RULES[degree][1])
+    per_piece = rule_points(degree, finer)
+    quadrature, flat, frames = _on_curved(parts, shape, pieces, per_piece)
     units = Units.of(parts.source, parts.label, seams)
     element_of_unit, elements = _elements(pieces, units, kept.bridges)
     element = element_of_unit[units.of_part].repeat_interleave(per_piece)
@@ -98,7 +102,7 @@ def cut_from(
     # they are continuous from cell to cell, which matters at their order.
     own = {}
     if degree > 1:
-        own = {"flat": flat, "lift": Lift(pieces.flat, shape, parts.source, frames)}
+        own = {"flat": flat, "lift": Lift(shape, parts.source, frames)}
     cut = CutSurface.build(
         lattice, elements, quadrature, element, locator, sheets, sides, shape, find,
         degree=degree, per_piece=per_piece, **own,
@@ -279,11 +283,10 @@ def _bridges(pieces: CurvedPieces, part: Tensor, component: Tensor, size: Tensor
     return torch.cat(found)
 
 
-def _on_curved(parts: Parts, shape: Curved, pieces: CurvedPieces, degree: int) -> tuple[Quadrature, Tensor, Frames]:
-    """Points on each part of the six-node triangles; the points (q, 3) below them on the flat triangles; and the
+def _on_curved(parts: Parts, shape: Curved, pieces: CurvedPieces, count: int) -> tuple[Quadrature, Tensor, Frames]:
+    """So many points on each part of the six-node triangles; the points (q, 3) below them on the flat triangles; and the
     directions there and here."""
-    rule, weights = (pieces.six.new_tensor(part) for part in RULES[degree])
-    count = len(weights)
+    rule, weights = (pieces.six.new_tensor(part) for part in RULES[count])
     source = parts.source.repeat_interleave(count)
     bary = (rule @ parts.corners).reshape(-1, 3)
     a, b, c = (parts.corners[:, i].repeat_interleave(count, 0) for i in range(3))

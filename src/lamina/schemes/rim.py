@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import components
+from lamina.quadrature import Frames
 from lamina.schemes.seams import Sides
 
 GAUSS = 0.5 - 0.5 / math.sqrt(3), 0.5 + 0.5 / math.sqrt(3)
@@ -30,6 +31,10 @@ class Shape(Protocol):
         """Derivative (n, 3) of the position along directions (n, 3), whose sums are zero."""
         ...
 
+    def below(self, source: Tensor, bary: Tensor) -> Tensor:
+        """Positions, or directions, on the flat triangles within cells that the triangles are lifted from."""
+        ...
+
 
 @dataclass(frozen=True)
 class Flat:
@@ -43,12 +48,16 @@ class Flat:
     def along(self, source: Tensor, bary: Tensor, direction: Tensor) -> Tensor:
         return torch.einsum("ns,nsd->nd", direction, self.corners.index_select(0, source))
 
+    def below(self, source: Tensor, bary: Tensor) -> Tensor:
+        return self.place(source, bary)
+
 
 @dataclass(frozen=True)
 class Curved:
     """Triangles through six points: corners, then the middles of edges 01, 12, 20."""
 
     six: Tensor  # (t, 6, 3)
+    flat: Tensor  # (t, 3, 3) corners of the flat triangles that these are lifted from
 
     def place(self, source: Tensor, bary: Tensor) -> Tensor:
         following = bary.roll(-1, 1)
@@ -59,6 +68,9 @@ class Curved:
         mixed = bary * direction.roll(-1, 1) + direction * bary.roll(-1, 1)
         shares = torch.cat([direction * (4 * bary - 1), 4 * mixed], 1)
         return torch.einsum("ns,nsd->nd", shares, self.six.index_select(0, source))
+
+    def below(self, source: Tensor, bary: Tensor) -> Tensor:
+        return torch.einsum("ns,nsd->nd", bary, self.flat.index_select(0, source))
 
 
 @dataclass(frozen=True)
@@ -72,21 +84,23 @@ class Rim:
     local: Tensor  # (r, 3) coordinates in the element's cell
     curve: Tensor  # (r,) int64, number of the seam; -1: a rim of the surface itself
     ends: Tensor  # (r / 2, 2, 3) of the edges
+    below: Tensor  # (r, 3) the points on flat pieces that the points are lifted from
+    frames: Frames  # outward and along the rim, at the points and below
 
     @classmethod
     def of(cls, sides: Sides, shape: Shape, find: Callable[[Tensor, Tensor], Tensor]) -> Rim:
         """The rim along sides of the triangles in `shape`; find(triangle, place) gives the element."""
-        points, outward, weights, inside, ends = _points(sides, shape)
+        points, outward, weights, inside, ends, below, frames = _points(sides, shape)
         element = find(sides.source.repeat_interleave(2), inside)
         edges = ((element >= 0) & (weights > 0)).reshape(-1, 2).all(1).nonzero()[:, 0]
-        rim = cls(points, outward, weights, element, points, sides.curve.repeat_interleave(2), ends)
+        rim = cls(points, outward, weights, element, points, sides.curve.repeat_interleave(2), ends, below, frames)
         return rim.take(edges)
 
     def take(self, edges: Tensor) -> Rim:
         points = torch.stack([2 * edges, 2 * edges + 1], 1).reshape(-1)
         return Rim(
             self.points[points], self.outward[points], self.weights[points], self.element[points], self.local[points],
-            self.curve[points], self.ends[edges],
+            self.curve[points], self.ends[edges], self.below[points], self.frames.take(points),
         )  # fmt: skip
 
     def directed(self, outward: Tensor) -> Rim:
@@ -115,9 +129,9 @@ class Rim:
         return loop
 
 
-def _points(sides: Sides, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _points(sides: Sides, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Frames]:
     """Points (r, 3), unit tangents outward (r, 3) and weights (r,), two to a side; places (r, 3) inside the part of the
-    surface that each belongs to; ends (r / 2, 2, 3)."""
+    surface that each belongs to; ends (r / 2, 2, 3); the points below, and the frames of both."""
     source = sides.source.repeat_interleave(2)
     a, b, third = (sides.ends[:, i].repeat_interleave(2, 0) for i in range(3))
     t = a.new_tensor(GAUSS).repeat(len(sides.source))[:, None]
@@ -126,9 +140,16 @@ def _points(sides: Sides, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor,
     inward = shape.along(source, bary, third - bary)
     length = dot(tangent, tangent).sqrt()
     tangent = tangent / length.clamp_min(torch.finfo(length.dtype).tiny)[:, None]
-    outward = unit(dot(inward, tangent)[:, None] * tangent - inward)
+    off = dot(inward, tangent)[:, None] * tangent - inward
+    outward = unit(off)
+    # The same two directions on the flat piece, by the same combinations of barycentric steps.
+    tiny = torch.finfo(length.dtype).tiny
+    along = (b - a) / length.clamp_min(tiny)[:, None]
+    across = (dot(inward, tangent)[:, None] * along - (third - bary)) / dot(off, off).sqrt().clamp_min(tiny)[:, None]
+    flat = torch.stack([shape.below(source, across), shape.below(source, along)], 1)
+    frames = Frames(flat, torch.stack([outward, tangent], 1))
     # A chord is not the curve: only the third point surely lies on this side of a seam.
     step = torch.where(sides.curve.repeat_interleave(2) < 0, INSIDE, 1.0).to(t)[:, None]
     inside = shape.place(source, torch.lerp(bary, third, step))
     ends = torch.stack([shape.place(sides.source, sides.ends[:, i]) for i in (0, 1)], 1)
-    return shape.place(source, bary), outward, length / 2, inside, ends
+    return shape.place(source, bary), outward, length / 2, inside, ends, shape.below(source, bary), frames

@@ -166,7 +166,7 @@ def shell_levels(band: Band) -> list[TraceLevel]:
         coarse_weight=weight,
         coarse_count=elements.unknowns,
     )
-    return [finest, *build_levels(elements, 2 * band.spacing, K, M)]
+    return [finest, *build_levels(elements, elements.unknown, 2 * band.spacing, K, M)]
 
 
 def _coarse_elements(band: Band, elements: Elements, element: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ def _cut(
     alone = torch.bincount(edge.reshape(-1))[edge] == 1
     rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
     curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim, flat[pieces.triangles])
-    return cut_from(curved, lattice, surface, sheets, seams, degree)
+    return cut_from(curved, lattice, surface, sheets, seams, degree, finer)
 
 
 def _astray(x: Tensor, feet: ClosestPoints, spacing: float) -> Tensor:
