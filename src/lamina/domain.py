@@ -104,12 +104,12 @@ class Domain:
         if scheme != "shell" and attention is None and (band_radius is not None or readout != "interpolation"):
             raise InputError(f'band_radius and readout belong to scheme="shell"; this is {scheme}.')
         if nodes is not None:
-            spacing = spacing_for_nodes(self.surface, nodes, scheme)
+            spacing = spacing_for_nodes(self.surface, nodes, scheme, self.order)
         if spacing is None:
-            spacing = choose_spacing(self.surface, scheme)
+            spacing = choose_spacing(self.surface, scheme, self.order)
         self.spacing = check_spacing(self.surface, spacing)
         self._clearance = None if band_radius is None else band_radius / self.spacing
-        check_memory(self.surface, self.spacing, scheme, dtype, self.extension, self._clearance)
+        check_memory(self.surface, self.spacing, scheme, dtype, self.extension, self._clearance, self.order)
         built = time.perf_counter()
         middle = self.geometry.bounds.mean(0)
         self._origin = origin = middle if origin is None else _checked_origin(origin, middle)

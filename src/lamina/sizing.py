@@ -12,7 +12,8 @@ from lamina.errors import InputError
 from lamina.geometry.thickness import medial_radii
 from lamina.surfaces.base import Surface
 
-DEFAULT_CELLS = 40  # cells along the longest side, where nothing asks for more
+# Cells along the longest side, where nothing asks for more. Cells of quadratic functions have six times the unknowns.
+DEFAULT_CELLS = {2: 40, 3: 20, 4: 40}
 MOST_CELLS = 160
 # Slender shapes have few cells at DEFAULT_CELLS. With so many unknowns a solve takes about a second, and 20 eigenvalues
 # of two networks that chose this number (a man, a hammer) change by at most 3% when the spacing is halved; at a quarter
@@ -23,8 +24,8 @@ MOST_DEFAULT_NODES = 400_000
 # scheme wants a cell between two sheets, and keeps closer ones apart by their connectivity.
 CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5, "shell": 4.5}
 # Unknowns for each dx^2 of surface, and the bytes that each takes at its peak in float64 (benchmarks/results).
-DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0, "shell": 2 * CLEARANCE["shell"]}
-BYTES = {"coupled": 2600, "trace": 3000, "shell": 2600, "attention": 30000}
+DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0, "trace, order 3": 18.0, "shell": 2 * CLEARANCE["shell"]}
+BYTES = {"coupled": 2600, "trace": 3000, "trace, order 3": 6000, "shell": 2600, "attention": 30000}
 SAMPLES = 4000  # to measure thickness against,
 ASKED = 1000  # at so many of them
 # Share of the samples on thin parts that is not worth a word. The band of the coupled scheme and of the shell joins
@@ -34,13 +35,14 @@ THIN_SHARE = {"coupled": 0.002, "trace": 0.1, "shell": 0.002}
 LEFT_THIN = 0.05  # share of the samples on parts that the default spacing need not resolve
 
 
-def choose_spacing(surface: Surface, scheme: str) -> float:
+def choose_spacing(surface: Surface, scheme: str, order: int = 2) -> float:
     """Fine enough for 95% of the shape's thin parts, no finer than its samples, neither too few nodes nor too many."""
     size = extent(surface)
-    spacing = min(size / DEFAULT_CELLS, math.sqrt(estimated_nodes(surface, 1.0, scheme) / LEAST_DEFAULT_NODES))
+    unit_nodes = estimated_nodes(surface, 1.0, scheme, order)
+    spacing = min(size / DEFAULT_CELLS[order], math.sqrt(unit_nodes / LEAST_DEFAULT_NODES))
     radii, _ = _thickness(surface)
     spacing = min(spacing, float(np.quantile(radii, LEFT_THIN)) / CLEARANCE[scheme])
-    spacing = max(spacing, size / MOST_CELLS, math.sqrt(estimated_nodes(surface, 1.0, scheme) / MOST_DEFAULT_NODES))
+    spacing = max(spacing, size / MOST_CELLS, math.sqrt(unit_nodes / MOST_DEFAULT_NODES))
     if not surface.exact and scheme != "shell":  # whose error does not depend on how dense samples are
         spacing = max(spacing, math.sqrt(float(surface.areas.sum()) / len(surface.points)))
     # Two digits are enough, and a user can type them.
@@ -48,15 +50,19 @@ def choose_spacing(surface: Surface, scheme: str) -> float:
     return round(spacing, digits)
 
 
-def spacing_for_nodes(surface: Surface, nodes: int, scheme: str) -> float:
+def spacing_for_nodes(surface: Surface, nodes: int, scheme: str, order: int = 2) -> float:
     if nodes < 100:
         raise InputError(f"nodes must be at least 100, got {nodes}.")
-    return math.sqrt(estimated_nodes(surface, 1.0, scheme) / nodes)
+    return math.sqrt(estimated_nodes(surface, 1.0, scheme, order) / nodes)
 
 
-def estimated_nodes(surface: Surface, spacing: float, scheme: str) -> float:
+def estimated_nodes(surface: Surface, spacing: float, scheme: str, order: int = 2) -> float:
     """Area times the unknowns that a scheme has for each dx^2; thin parts share nodes, so at most this."""
-    return float(surface.areas.sum()) * DENSITY[scheme] / spacing**2
+    return float(surface.areas.sum()) * DENSITY[_kind(scheme, order)] / spacing**2
+
+
+def _kind(scheme: str, order: int) -> str:
+    return f"{scheme}, order 3" if order == 3 else scheme
 
 
 def check_positive(name: str, value: float) -> None:
@@ -82,12 +88,13 @@ def check_memory(
     dtype: torch.dtype,
     extension: str = "auto",
     clearance: float | None = None,
+    order: int = 2,
 ) -> None:
     """Refuse, before anything is allocated, a grid that would not fit; clearance: the band's radius, over the spacing,
     where it is not the scheme's own."""
-    nodes = estimated_nodes(surface, spacing, scheme) * (1 if clearance is None else clearance / CLEARANCE[scheme])
+    nodes = estimated_nodes(surface, spacing, scheme, order) * (1 if clearance is None else clearance / CLEARANCE[scheme])
     # The learned extension has about a thousand entries a row, whatever the scheme.
-    size = max(BYTES[scheme], BYTES.get(extension, 0))
+    size = max(BYTES[_kind(scheme, order)], BYTES.get(extension, 0))
     most = 2**31 / (1200 if extension == "attention" else 90)
     needed = nodes * size * (1.0 if dtype == torch.float64 else 0.7)
     free = _free_memory(surface.points.device)

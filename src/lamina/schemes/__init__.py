@@ -53,7 +53,7 @@ def choose_scheme(
             scheme, why = "trace", "best measured for splats and networks"
         elif isinstance(surface, NeuralCloud) and surface.noisy:
             scheme, why = "trace", "best measured for noisy samples"
-        elif thin_share(surface, spacing or extent(surface) / DEFAULT_CELLS, "coupled") > THIN_SHARE["coupled"]:
+        elif thin_share(surface, spacing or extent(surface) / DEFAULT_CELLS[4], "coupled") > THIN_SHARE["coupled"]:
             scheme, why = "trace", "parts are too thin for the band of the coupled scheme"
         else:
             scheme, why = "coupled", "smooth, and thick enough for its band"

@@ -1,0 +1,154 @@
+"""Where order 3 pays and where order 2 does: both at equal unknowns on shapes of every kind.
+
+    LAMINA_DATA=FOLDER python benchmarks/orders.py [--only NAME ...] [--nodes 10000 50000 200000] [--jobs 8] [--coupled]
+
+Laplacian(u) = sin(2x) cos(1.5y) + z on shapes scaled to half the longest side. The reference has REFERENCE unknowns, of
+order 3 on the pieces of a lattice finer than those of all others; that of order 2 is beside it, so that one sees how well the two agree. NRMSE at
+domain.points. Each solve is a process of its own with one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from common import BENCHMARKS, parser, record
+
+DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
+REFERENCE = 400_000
+Row = dict[str, Any]
+
+# Where the rule of order="auto" was chosen, and where it is judged.
+CHOSEN_ON = ("sphere", "torus", "three balls", "ELU bunny", "gear", "hammer", "spot", "fandisk", "noisy sphere")
+JUDGED_ON = (
+    "ellipsoid", "spike", "starfruit", "mug", "round cross", "bust", "alien", "man", "DeepSDF camera", "armadillo",
+    "anchor", "three holes", "hand", "knot", "torus cloud", "noisy torus", "bunny cloud", "unicorn",
+)  # fmt: skip
+
+
+def surface(name: str) -> Any:
+    import torch
+
+    import lamina
+    from lamina.surfaces.sphere_maps import sphere_map
+
+    files = {
+        "three balls": "neural/siren_threeballs.npz", "mug": "neural/siren_mug.npz",
+        "ELU bunny": "neural/mlp_elu_bunny_sdf.npz", "hammer": "neural/mlp_relu_hammer_occ.npz",
+        "gear": "neural/thingi10k_723892_gear_sdf.npz", "bust": "neural/thingi10k_75652_bust_sdf.npz",
+        "alien": "neural/thingi10k_60328_alien_sdf.npz", "man": "neural/thingi10k_81261_man_sdf.npz",
+        "round cross": "neural/deepsdf_fbformat_roundcross", "DeepSDF camera": "neural/deepsdf_minimal",
+        "spot": "meshes/spot.ply", "fandisk": "meshes/fandisk.ply", "armadillo": "meshes/armadillo.ply",
+        "anchor": "meshes/anchor_dense.ply", "three holes": "meshes/threeholes.ply", "hand": "meshes/hand.ply",
+        "knot": "meshes/knot.ply", "bunny cloud": "pointclouds/bunny_open3d.ply",
+        "unicorn": "splats/unicorn_stuffy_sh0.ply",
+    }  # fmt: skip
+    if name in files:
+        latent = {"round cross": 5, "DeepSDF camera": 1}.get(name)
+        return lamina.load(DATA / files[name], **({} if latent is None else {"latent": latent}))
+    if name in ("spike", "starfruit"):
+        return sphere_map(name, 5)
+    shape = lamina.Torus(1.0, 0.4) if "torus" in name else lamina.Ellipsoid(1, 0.8, 0.6)
+    shape = lamina.Sphere() if "sphere" in name else shape
+    if "cloud" not in name and "noisy" not in name:
+        return shape
+    feet = shape.sample(20_000, 0)
+    noise = 0.005 * torch.randn(len(feet.points), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return lamina.PointCloud(feet.points + noise) if "noisy" in name else lamina.PointCloud(feet.points, feet.normals)
+
+
+def one(name: str, order: str, nodes: int, out: str) -> None:
+    """Solve in this process; values at domain.points into out.npy, the rest printed."""
+    import numpy as np
+    import torch
+
+    import lamina
+
+    torch.set_num_threads(1)
+    shape = surface(name)
+    low, high = shape.bounds.detach()
+    centre, half = (low + high) / 2, float((high - low).max()) / 2
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x - centre) / half
+        return torch.sin(2 * y[:, 0]) * torch.cos(1.5 * y[:, 1]) + y[:, 2]
+
+    start = time.perf_counter()
+    asked: Any = order if order == "auto" else int(order)
+    domain = lamina.Domain(shape, nodes=nodes, order=asked, show_progress=False)
+    built = time.perf_counter() - start
+    u = lamina.poisson(domain, f, tolerance=1e-8, show_progress=False)
+    np.save(out, u.values.detach().numpy())
+    areas = domain.surface.own_areas().detach().numpy() if order == "3" else None
+    if areas is not None:
+        np.save(out + ".areas.npy", areas)
+    print(json.dumps({"name": name, "asked": order, "order": domain.order, "nodes": nodes, "unknowns": domain.unknowns,
+                      "spacing": domain.spacing, "cycles": u.cycles, "build": built, "solve": u.seconds,
+                      "reason": getattr(domain, "order_reason", ""), "regularity": getattr(domain, "regularity", None),
+                      "warnings": [w[:120] for w in domain.warnings]}))  # fmt: skip
+
+
+def run(job: tuple[str, str, int, str], longest: float) -> Row:
+    name, order, nodes, out = job
+    command = [sys.executable, __file__, "--one", name, order, str(nodes), out]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=longest, env=environment)
+    except subprocess.TimeoutExpired:
+        return {"name": name, "asked": order, "nodes": nodes, "failed": f"more than {longest:g} s"}
+    if done.returncode:
+        return {"name": name, "asked": order, "nodes": nodes, "failed": done.stderr.strip()[-300:]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    if "--one" in sys.argv:
+        name, order, nodes, out = sys.argv[2:6]
+        return one(name, order, int(nodes), out)
+    import numpy as np
+
+    options = parser(__doc__)
+    options.add_argument("--only", nargs="+", default=[*CHOSEN_ON, *JUDGED_ON])
+    options.add_argument("--nodes", nargs="+", type=int, default=[10_000, 50_000, 200_000])
+    options.add_argument("--orders", nargs="+", default=["2", "3"])
+    options.add_argument("--reference", type=int, default=REFERENCE)
+    options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--longest", type=float, default=500)
+    asked = options.parse_args()
+    folder = Path(tempfile.mkdtemp())
+    cases = [(o, n) for n in asked.nodes for o in asked.orders] + [("2", asked.reference), ("3", asked.reference)]
+    jobs = [(name, o, n, str(folder / f"{name}-{o}-{n}.npy")) for name in asked.only for o, n in cases]
+    jobs.sort(key=lambda job: -job[2])
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        rows = list(pool.map(lambda job: run(job, asked.longest), jobs))
+    found = {(r["name"], r["asked"], r["nodes"]): r for r in rows}
+    for name in asked.only:
+        def values(order: str, nodes: int, name: str = name) -> Any:
+            return np.load(folder / f"{name}-{order}-{nodes}.npy")
+
+        reference = found[name, "3", asked.reference]
+        if "failed" in reference:
+            print(name, "no reference:", reference["failed"], flush=True)
+            continue
+        exact = values("3", asked.reference)
+        for order, nodes in cases:
+            row = found[name, order, nodes]
+            if "failed" not in row:
+                error = values(order, nodes) - exact
+                row["nrmse"] = float(np.std(error) / np.ptp(exact))
+            shown = f"{row['nrmse']:.2e}" if "nrmse" in row else row["failed"]
+            print(f"{name:15s} {order:4s} {nodes:7d} {row.get('unknowns', 0):7d} {shown} cycles {row.get('cycles')} "
+                  f"build {row.get('build', 0):.1f} solve {row.get('solve', 0):.1f} {row.get('order')} "
+                  f"{row.get('regularity')}", flush=True)  # fmt: skip
+    record("orders", {"rows": rows, "chosen_on": CHOSEN_ON, "judged_on": JUDGED_ON}, asked.out)
+
+
+if __name__ == "__main__":
+    main()
