@@ -9,13 +9,15 @@ sphere, and manufactured ones on other shapes. Times are of one run, and only go
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from common import parser, record
+from common import BENCHMARKS, parser, record
 from torch import Tensor
 
 import lamina
@@ -128,7 +130,43 @@ def offsets(device: str) -> list[Row]:
     return rows
 
 
-PARTS: dict[str, Callable[[str], list[Row]]] = {"accuracy": accuracy, "offsets": offsets}
+def shapes() -> dict[str, Callable[[], lamina.Surface]]:
+    data = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
+    found: dict[str, Callable[[], lamina.Surface]] = {"sphere": lamina.Sphere, "torus": lambda: lamina.Torus(1.0, 0.4)}
+    for name, file in (("ELU bunny", "mlp_elu_bunny_sdf.npz"), ("mug", "siren_mug.npz")):
+        if (data / "neural" / file).exists():
+            found[name] = partial(lamina.load, data / "neural" / file)
+    return found
+
+
+def iterations(device: str) -> list[Row]:
+    """Cycles of conjugate gradients to 1e-9 as the grid is refined, time and memory."""
+    rows: list[Row] = []
+    sizes = (3_000, 12_000, 50_000, 200_000, 1_000_000) if device == "cuda" else (3_000, 12_000, 50_000, 200_000)
+    for name, make in shapes().items():
+        for nodes in sizes:
+            row: Row = {"shape": name}
+            for _ in range(2 if device == "cuda" else 1):  # the first one compiles
+                surface = make()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                    torch.cuda.empty_cache()
+                    torch.cuda.reset_peak_memory_stats()
+                start = time.perf_counter()
+                domain = lamina.Domain(surface, nodes=nodes, order=3, device=device, show_progress=False)
+                built = time.perf_counter() - start
+                u = lamina.poisson(domain, torus_poisson().solution, tolerance=1e-9, show_progress=False)
+                float(u.values.sum())
+                row |= {"unknowns": domain.unknowns, "cycles": u.cycles, "build": built, "solve": u.seconds,
+                        "seconds": time.perf_counter() - start}  # fmt: skip
+            if device == "cuda":
+                row["bytes_an_unknown"] = torch.cuda.max_memory_allocated() / domain.unknowns
+            rows.append(row)
+            print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+    return rows
+
+
+PARTS: dict[str, Callable[[str], list[Row]]] = {"accuracy": accuracy, "offsets": offsets, "iterations": iterations}
 
 
 def main() -> None:
