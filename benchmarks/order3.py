@@ -147,7 +147,7 @@ def iterations(device: str) -> list[Row]:
         for nodes in sizes:
             row: Row = {"shape": name}
             for _ in range(2 if device == "cuda" else 1):  # the first one compiles
-                surface = make()
+                surface, domain, u = make(), None, None
                 if device == "cuda":
                     torch.cuda.synchronize()
                     torch.cuda.empty_cache()

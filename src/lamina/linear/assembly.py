@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lamina.spaces.basis import BASES
 
-CHUNK = {"cpu": 2**21, "cuda": 2**25}  # entries of element matrices at a time
+CHUNK = {"cpu": 2**21, "cuda": 2**24}  # entries of element matrices at a time
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Lift:
         to choose from.
 
         The piece is the one that the normal meets most nearly inside. Where it meets it is within O(h^3) of the point;
-        two steps of Newton's method on the lifted piece do the rest.
+        Newton's method on the lifted piece does the rest.
         """
         x, bary = feet.points.detach(), feet.points.new_full((len(feet.points), 3), 1 / 3)
         chosen = torch.full_like(bary[:, 0], -1, dtype=torch.int64)
@@ -67,24 +67,39 @@ class Lift:
             won = ((inside == highest[row_]) & (inside > best[row_])).nonzero()[:, 0]
             chosen[row_[won]], bary[row_[won]] = piece_[won], shares[won]
             best = torch.maximum(best, highest)
-        steps = bary.new_tensor([[-1.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
         chosen = chosen.clamp_min(0)
-        for _ in range(2):
-            away = x - self.shape.place(chosen, bary).detach()
-            J = torch.stack([self.shape.along(chosen, bary, s.expand_as(bary)).detach() for s in steps], 2)
-            gram = torch.einsum("nai,naj->nij", J, J)
-            size = gram[:, 0, 0] * gram[:, 1, 1]
-            right = torch.einsum("nai,na->ni", J, away)
-            determinant = size - gram[:, 0, 1] ** 2
-            p = gram[:, 1, 1] * right[:, 0] - gram[:, 0, 1] * right[:, 1]
-            q = gram[:, 0, 0] * right[:, 1] - gram[:, 0, 1] * right[:, 0]
-            fine = determinant > 1e-6 * size
-            move = torch.where(fine[:, None], torch.stack([p, q], 1) / torch.where(fine, determinant, 1)[:, None], 0)
-            # A step out of all proportion is none of a smooth piece.
-            bary = bary + move.clamp(-0.5, 0.5) @ steps
+        with torch.no_grad():
+            for _ in range(3):
+                bary = bary + self._step(feet.points, chosen, bary)
+        bary = bary + self._step(feet.points, chosen, bary)  # with gradients, where there are any
         foot = self.shape.below(chosen, bary)
         lost = (best < -1e8)[:, None]
         return torch.where(lost, feet.points, foot)
+
+    def _step(self, x: Tensor, piece: Tensor, bary: Tensor) -> Tensor:
+        """Newton's step (n, 3) in barycentric coordinates to the place of the lifted pieces nearest to x (n, 3).
+
+        The derivatives of |x - X|^2 / 2 carry gradients and its second derivatives do not: at a root of the first ones
+        this is the derivative of the place.
+        """
+        steps = [bary.new_tensor(s).expand_as(bary) for s in ([-1.0, 1.0, 0.0], [-1.0, 0.0, 1.0])]
+        away = x - self.shape.place(piece, bary)
+        tangents = [self.shape.along(piece, bary, s) for s in steps]
+        right = [dot(t, away) for t in tangents]
+        with torch.no_grad():
+            # Tangents are linear in the coordinates.
+            bends = [[self.shape.along(piece, bary + r, s) - t for r in steps] for s, t in zip(steps, tangents, strict=True)]
+            (aa, ab), (_, bb) = (
+                [dot(t, u) - dot(away, b) for u, b in zip(tangents, row, strict=True)]
+                for t, row in zip(tangents, bends, strict=True)
+            )
+            determinant = aa * bb - ab * ab
+            fine = (aa > 0) & (determinant > 1e-6 * aa * bb)
+            determinant = torch.where(fine, determinant, 1)
+        p = torch.where(fine, (bb * right[0] - ab * right[1]) / determinant, 0)
+        q = torch.where(fine, (aa * right[1] - ab * right[0]) / determinant, 0)
+        # A step out of all proportion is none of a smooth piece.
+        return p.clamp(-0.5, 0.5)[:, None] * steps[0] + q.clamp(-0.5, 0.5)[:, None] * steps[1]
 
 
 def _met(flat: Tensor, y: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:

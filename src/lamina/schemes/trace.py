@@ -37,6 +37,9 @@ from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
 
 RIM_SMOOTHER = 8, 80.0  # as SMOOTHER, where conditions make cells stiff
+# The same for quadratic functions: cells that the surface barely enters are left as they are, and more of the spectrum
+# must be damped. With (6, 80) there are 1.3 times as many cycles, each of which costs three quarters.
+SMOOTHER_Q2 = 8, 160.0
 
 
 class Trace(Symmetric):
@@ -61,6 +64,8 @@ class Trace(Symmetric):
         if self.boundary is not None:
             K, self.smoother = K + self.boundary.matrix, RIM_SMOOTHER
             free[component[self.boundary.holds]] = False
+        if cut.degree > 1:
+            self.smoother = SMOOTHER_Q2
         if screening is not None:
             K = K + mass_matrices(cut, screening)
             free[component[cut.element[screening > 0]]] = False
