@@ -316,7 +316,7 @@ def meshes(folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.obj", "there is no file"),
+        ("missing.obj", "lamina: there is no file"),
         (
             "nonsense",
             "neither a file nor a built-in surface; built in: sphere, torus, ellipsoid, spike, starfruit",
