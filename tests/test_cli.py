@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -316,7 +317,7 @@ def meshes(folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.obj", "there is no file"),
+        ("missing.obj", "lamina: there is no file"),
         (
             "nonsense",
             "neither a file nor a built-in surface; built in: sphere, torus, ellipsoid, spike, starfruit",
@@ -492,6 +493,17 @@ def test_heat_without_an_initial_state_spreads_spots_that_can_be_typed_again(run
     # On a plane the spots would fall from 1 to a half.
     assert 0.4 < own["max"] < 0.9
     assert -0.9 < own["min"] < -0.4
+
+
+def test_heat_without_an_initial_state_can_be_played_from_its_first_state_to_its_last(run, tmp_path):
+    """A page with the last state alone would show nothing happening."""
+    report = run("solve", "heat", "spot", "--nodes", 1000, "--accuracy", 0.01, "-o", tmp_path, "--json").json
+    vertex = PlyData.read(str(tmp_path / "solution.ply"))["vertex"]
+    ranges = [np.ptp(vertex[f"value_{i}"]) for i in range(24)]
+    assert "value_24" not in vertex
+    assert all(later < before for before, later in pairwise(ranges))
+    assert ranges[-1] < 0.8 * ranges[0]
+    assert report["max"] == pytest.approx(vertex["value_23"].max(), abs=0.01)
 
 
 def test_the_report_has_extremes_mean_integral_fluxes_and_all_of_the_time(run, tmp_path):

@@ -182,6 +182,8 @@ def test_bad_domains_are_named(options, message):
 
 def test_a_missing_device_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(lamina.InputError, match='there is no device "gpu"; use "cpu" or "cuda"'):
+        lamina.Domain(SPHERE, 0.1, device="gpu")
     with pytest.raises(lamina.InputError, match='device "cuda" was asked for but torch sees no CUDA device'):
         lamina.Domain(SPHERE, 0.1, device="cuda")
 

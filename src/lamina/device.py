@@ -32,11 +32,14 @@ def in_own_precision(function: F) -> F:
 
 
 def available(device: torch.device | str) -> torch.device:
-    """The device, if it is there. Raises InputError for a GPU that torch does not see."""
-    device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    """The device, if it is there. Raises InputError for an unknown name, or for a GPU that torch does not see."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f'there is no device "{device}"; use "cpu" or "cuda".') from error
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError('device "cuda" was asked for but torch sees no CUDA device; use device="cpu".')
-    return device
+    return found
 
 
 def by_kernel(*tensors: Tensor) -> bool:

@@ -148,7 +148,9 @@ def solve_heat(
     frames: Annotated[
         int | None,
         typer.Option(
-            help="Keep so many equally spaced states, from the first to the last, to play.", rich_help_panel=TIME
+            help="Keep so many equally spaced states, from the first to the last, to play; with --out and without "
+            "--initial, 24.",
+            rich_help_panel=TIME,
         ),
     ] = None,
     method: Annotated[
@@ -206,7 +208,9 @@ def solve_heat(
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
     if (gif or mp4) and out is None:
         raise InputError("--gif and --mp4 need --out, the folder to write to.")
-    if (gif or mp4) and frames is None:
+    # Spots that spread are there to be watched: their page plays from the first state to the last.
+    watched = out is not None and initial is None and exact is None and snapshots == 1 and steps is None
+    if (gif or mp4 or watched) and frames is None:
         frames = GIF_FRAMES
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(

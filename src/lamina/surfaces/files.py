@@ -203,6 +203,8 @@ def _kind_of(path: Path) -> str:
             raise InputError(f"{path} is no plain file; give a file: {READABLE}.")
         with path.open("rb") as file:
             head = file.read(65536)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
     if not head.strip():
