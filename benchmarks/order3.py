@@ -1,6 +1,6 @@
 """What functions of order 3 are held to, beside those of order 2.
 
-    LAMINA_DATA=FOLDER python benchmarks/order3.py [--parts accuracy offsets iterations heat eigen rims clouds] [--device cuda]
+    LAMINA_DATA=FOLDER python benchmarks/order3.py [--parts accuracy offsets iterations] [--device cuda]
 
 Errors are NRMSE at the quadrature points and at domain.points, against solutions that are known: harmonics of the
 sphere, and manufactured ones on other shapes. Times are of one run, and only good for ratios.
@@ -21,7 +21,7 @@ from common import BENCHMARKS, parser, record
 from torch import Tensor
 
 import lamina
-from lamina.gallery import Problem, ellipsoid_poisson, hemisphere_poisson, manufactured, sphere_poisson, torus_poisson
+from lamina.gallery import Problem, ellipsoid_poisson, manufactured, sphere_poisson, torus_poisson
 from lamina.surfaces.sphere_maps import sphere_map
 
 Row = dict[str, Any]
@@ -95,11 +95,21 @@ def solved(problem: Problem, spacing: float, order: int, **options: Any) -> Row:
 def with_order(rows: list[Row], row: Row) -> Row:
     """row with the order of accuracy since the row before, where that is the same problem on a coarser grid."""
     before = rows[-1] if rows else None
-    if before and all(before[k] == row[k] for k in ("problem", "order", "scheme")) and before["spacing"] > row["spacing"]:
+    if (
+        before
+        and all(before[k] == row[k] for k in ("problem", "order", "scheme"))
+        and before["spacing"] > row["spacing"]
+    ):
         row["observed"] = math.log(before["points"] / row["points"]) / math.log(before["spacing"] / row["spacing"])
-    print(row["problem"], row["order"], f"h={row['spacing']:g} n={row['unknowns']} surface {row.get('surface', 0):.2e} "
-          f"points {row['points']:.2e} order {row.get('observed', 0):.2f} cycles {row['cycles']} build {row['build']:.1f} "
-          f"solve {row['solve']:.1f}", flush=True)  # fmt: skip
+    shown = {k: f"{row[k]:.2e}" for k in ("surface", "points") if k in row}
+    shown |= {k: f"{row[k]:.2f}" for k in ("observed", "build", "solve") if k in row}
+    print(
+        row["problem"],
+        row["order"],
+        f"h={row['spacing']:g} n={row['unknowns']} cycles {row['cycles']}",
+        shown,
+        flush=True,
+    )
     return row
 
 

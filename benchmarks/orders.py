@@ -2,9 +2,9 @@
 
     LAMINA_DATA=FOLDER python benchmarks/orders.py [--only NAME ...] [--nodes 10000 50000 200000] [--jobs 8] [--coupled]
 
-Laplacian(u) = sin(2x) cos(1.5y) + z on shapes scaled to half the longest side. The reference has REFERENCE unknowns, of
-order 3 on the pieces of a lattice finer than those of all others; that of order 2 is beside it, so that one sees how well the two agree. NRMSE at
-domain.points. Each solve is a process of its own with one thread.
+Laplacian(u) = sin(2x) cos(1.5y) + z on shapes scaled to half the longest side. The reference has REFERENCE unknowns and
+order 3; that of order 2 is beside it, so that one sees how well the two agree. NRMSE at domain.points. Each solve is a
+process of its own with one thread.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def main() -> None:
         rows = list(pool.map(lambda job: run(job, asked.longest), jobs))
     found = {(r["name"], r["asked"], r["nodes"]): r for r in rows}
     for name in asked.only:
+
         def values(order: str, nodes: int, name: str = name) -> Any:
             return np.load(folder / f"{name}-{order}-{nodes}.npy")
 

@@ -148,7 +148,7 @@ def test_curves_and_points_inside_are_held():
 
 
 def test_coefficients_that_vary_and_tensors_give_the_solution_that_they_were_made_for():
-    """div(a grad u) - c u = f with a = 2 + z and u = x on the sphere: f = -2 a x - x z - c x, by d/dz on the tangent."""
+    """div(a grad u) - c u = f with a = 2 + z, u = x and c = 1 + y^2 on the sphere: f = -2 a x - x z - c x."""
 
     def exact(x):
         return x[:, 0]
@@ -193,7 +193,9 @@ def test_a_mesh_is_solved_as_it_is():
 
 def test_samples_are_solved_on_the_surface_fitted_to_them():
     feet = lamina.Sphere().sample(10_000, 0)
-    u = lamina.poisson(lamina.Domain(lamina.PointCloud(feet.points, feet.normals), 0.1, order=3), PROBLEMS["sphere"].rhs)
+    u = lamina.poisson(
+        lamina.Domain(lamina.PointCloud(feet.points, feet.normals), 0.1, order=3), PROBLEMS["sphere"].rhs
+    )
     assert nrmse(u.values, PROBLEMS["sphere"].solution(u.domain.points), u.domain.surface.areas) <= 2.5e-5
 
 

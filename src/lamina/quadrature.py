@@ -14,7 +14,6 @@ from lamina.geometry.triangles import Rows, rows, safe_sqrt, triangle_areas, uni
 from lamina.linear.graph import first_of_each
 
 
-
 def _rule(threes: tuple[tuple[float, float], ...], six: tuple[float, float, float, float] | None = None):
     """Barycentric points and weights of a symmetric rule: orbits (1 - 2a, a, a) with weights, and one of all
     permutations. The points nearest to the corners 0, 1, 2 come first."""
@@ -28,8 +27,8 @@ def _rule(threes: tuple[tuple[float, float], ...], six: tuple[float, float, floa
     return tuple(points), tuple(weights)
 
 
-# Rules on the triangle of area 1 by their number of points, all interior: exact to degree 2 (Strang and Fix 1973), 4 and
-# 6 (Dunavant 1985).
+# Rules on the triangle of area 1 by their number of points, all interior: exact to degree 2 (Strang and Fix 1973), and
+# to degrees 4 and 6 (Dunavant 1985).
 RULES = {
     3: _rule(((1 / 6, 1 / 3),)),
     6: _rule(((0.445948490915965, 0.223381589678011), (0.091576213509771, 0.109951743655322))),

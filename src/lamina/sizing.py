@@ -92,7 +92,9 @@ def check_memory(
 ) -> None:
     """Refuse, before anything is allocated, a grid that would not fit; clearance: the band's radius, over the spacing,
     where it is not the scheme's own."""
-    nodes = estimated_nodes(surface, spacing, scheme, order) * (1 if clearance is None else clearance / CLEARANCE[scheme])
+    nodes = estimated_nodes(surface, spacing, scheme, order) * (
+        1 if clearance is None else clearance / CLEARANCE[scheme]
+    )
     # The learned extension has about a thousand entries a row, whatever the scheme.
     size = max(BYTES[_kind(scheme, order)], BYTES.get(extension, 0))
     most = 2**31 / (1200 if extension == "attention" else 90)

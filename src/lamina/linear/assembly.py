@@ -81,7 +81,7 @@ def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Patte
         rows = unknown[part]
         slot = (rows[:, :, None] * width + offsets).reshape(-1)
         if len(lost):
-            old, columns = pairs(part)
+            columns = pairs(part)[1]
             # The pairs that lost are those found above, in the same order.
             losers = (column[entry.reshape(-1)[slot].long()] != columns).nonzero()[:, 0]
             slot[losers] = spare[which[done : done + len(lost)]]

@@ -15,10 +15,10 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot, safe_sqrt
 from lamina.linear.graph import members
 from lamina.quadrature import Frames, Quadrature
-from lamina.spaces.basis import BASES, Basis
 from lamina.schemes.rim import Curved, Rim, Shape
 from lamina.schemes.seams import Sides
 from lamina.schemes.sheets import Elements
+from lamina.spaces.basis import BASES, Basis
 from lamina.surfaces.base import ClosestPoints
 
 SLIVER = 0.02  # dx^2 of surface in a cell: with less, a neighbour takes it
@@ -88,7 +88,9 @@ class Lift:
         right = [dot(t, away) for t in tangents]
         with torch.no_grad():
             # Tangents are linear in the coordinates.
-            bends = [[self.shape.along(piece, bary + r, s) - t for r in steps] for s, t in zip(steps, tangents, strict=True)]
+            bends = [
+                [self.shape.along(piece, bary + r, s) - t for r in steps] for s, t in zip(steps, tangents, strict=True)
+            ]
             (aa, ab), (_, bb) = (
                 [dot(t, u) - dot(away, b) for u, b in zip(tangents, row, strict=True)]
                 for t, row in zip(tangents, bends, strict=True)

@@ -15,8 +15,8 @@ from lamina.linear.adjoint import Sparse, System, solve
 from lamina.linear.assembly import assemble
 from lamina.linear.components import column
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
-from lamina.spaces.basis import Q1, Q2, from_corners, gauss_points
 from lamina.schemes.cutsurface import CutSurface
+from lamina.spaces.basis import Q1, Q2, from_corners, gauss_points
 
 STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of the surface, and at the turn
 # The same for quadratic functions. In flat cells half of it gives errors 0.9 times and cycles 1.4 times as large, twice
@@ -29,7 +29,10 @@ CHUNK = {"cpu": 2**16, "cuda": 2**21}  # values of basis functions at a time, ti
 
 
 def element_matrices(cut: CutSurface, diffusivity: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """K, stabilisation included, and M, both (e, k, k); diffusivity (q,) or (q, 3, 3), tangential part, at the points."""
+    """K, stabilisation included, and M, both (e, k, k).
+
+    diffusivity (q,) or (q, 3, 3), of which the tangential part counts, at the quadrature points; 1 unless given.
+    """
     plain = surface_stiffness(cut)
     mass = mass_matrices(cut, stiffness=plain)
     stiffness = plain if diffusivity is None else surface_stiffness(cut, diffusivity)
@@ -42,9 +45,9 @@ def mass_matrices(cut: CutSurface, density: Tensor | None = None, stiffness: Ten
     """M (e, k, k) as in `element_matrices`, with a density (q,); stiffness: that with this diffusivity, if known.
 
     For trilinear functions M is the consistent mass plus MASS_CORRECTION dx^2 times the stiffness of the surface. They
-    make a wave too stiff, by a share of its squared wave number times dx^2; this makes it heavier by the same share, and
-    discrete eigenvalues come out several times more accurate (a lumped mass does so too, to excess: Fried and Chavez
-    2004). Constants have no stiffness, so integrals stay as they are.
+    make a wave too stiff, by a share of its squared wave number times dx^2; this makes it heavier by the same share,
+    and discrete eigenvalues come out several times more accurate (a lumped mass does so too, to excess: Fried and
+    Chavez 2004). Constants have no stiffness, so integrals stay as they are.
     """
     consistent = consistent_mass(cut, density)
     if cut.degree > 1:
@@ -140,8 +143,8 @@ def stabilisation(cut: CutSurface) -> Tensor:
     normal to all of it, and its faces hold the gradient between them: there rho is small. The cells beside it share
     corners with it, and must not hold those too fast to their own normal.
 
-    Quadratic functions need a normal that varies within the cell as that of the surface does, to second order: `normals`
-    at 3^3 Gauss points.
+    Quadratic functions need a normal that varies within the cell as that of the surface does, to second order:
+    `normals` at 3^3 Gauss points.
     """
     if cut.degree > 1:
         return _stabilisation_q2(cut)
@@ -188,9 +191,7 @@ def normals(cut: CutSurface) -> Tensor:
         owner = element[here][:: cut.per_piece]
         mass = mass.index_add(0, owner, _over_pieces(cut, phi, weighted))
         rows = (-1, cut.per_piece)
-        moment = torch.bmm(
-            weighted.reshape(*rows, 8).transpose(1, 2), cut.quadrature.normals[here].reshape(*rows, 3)
-        )
+        moment = torch.bmm(weighted.reshape(*rows, 8).transpose(1, 2), cut.quadrature.normals[here].reshape(*rows, 3))
         load = load.index_add(0, owner, moment.reshape(-1, 24))
     held = cut.spacing**2 * _quadratic(STABILISATION[0] * cut.normal[:, :, None] * cut.normal[:, None, :])
     pattern, (values,) = assemble(unknown, count, [mass.reshape(-1, 8, 8) + held])

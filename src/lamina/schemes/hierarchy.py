@@ -260,7 +260,8 @@ class ChannelLevel:
 def build_levels(elements: Elements, unknown: Tensor, spacing: float, K: Tensor, M: Tensor) -> list[TraceLevel]:
     """K and M on the cut cells of spacing dx, 2dx, 4dx, ..., each the Galerkin restriction of the finer one.
 
-    unknown (e, k): of the functions on the finest cells. Below quadratic ones come the trilinear ones of the same cells.
+    unknown (e, k): of the functions on the finest cells. Below quadratic ones come the trilinear ones of the same
+    cells.
     """
     T = child_interpolation(K.dtype, K.device)
     levels: list[TraceLevel] = []

@@ -37,8 +37,8 @@ from lamina.surfaces.zero_set import (
 SETTLE_STEPS = 6
 CREASE_LEVELS, COS_CREASE = 2, math.cos(math.radians(25.0))
 # By the degree of functions and by how many times finer the cells are cut: share of the area that may turn by more than
-# that within a piece. Trilinear functions lose no more there than anywhere. For quadratic ones the pieces must follow the
-# surface: on three balls joined by necks the error is 15 times smaller once they do.
+# that within a piece. Trilinear functions lose no more there than anywhere. For quadratic ones the pieces must follow
+# the surface: on three balls joined by necks the error is 15 times smaller once they do.
 ROUGH = {1: {1: 0.05}, 2: {1: 1e-3, 2: 1e-2}}
 
 

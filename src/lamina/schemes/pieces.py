@@ -284,8 +284,8 @@ def _bridges(pieces: CurvedPieces, part: Tensor, component: Tensor, size: Tensor
 
 
 def _on_curved(parts: Parts, shape: Curved, pieces: CurvedPieces, count: int) -> tuple[Quadrature, Tensor, Frames]:
-    """So many points on each part of the six-node triangles; the points (q, 3) below them on the flat triangles; and the
-    directions there and here."""
+    """So many points on each part of the six-node triangles; the points (q, 3) below them on the flat triangles; and
+    the directions there and here."""
     rule, weights = (pieces.six.new_tensor(part) for part in RULES[count])
     source = parts.source.repeat_interleave(count)
     bary = (rule @ parts.corners).reshape(-1, 3)

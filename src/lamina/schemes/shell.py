@@ -37,11 +37,11 @@ from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import Pattern
 from lamina.progress import Update
 from lamina.schemes.base import Field
-from lamina.spaces.basis import Q1
 from lamina.schemes.hierarchy import TraceLevel, build_levels
 from lamina.schemes.laplacian import staircase_laplacian
 from lamina.schemes.sheets import Elements
 from lamina.schemes.symmetric import Symmetric
+from lamina.spaces.basis import Q1
 from lamina.surfaces.base import ClosestPoints
 
 READOUTS = ("interpolation", "rbf")

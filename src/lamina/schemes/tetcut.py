@@ -45,9 +45,7 @@ def cut_closest_points(
     return cut if outward is None or part is not surface else replace(cut, rim=cut.rim.directed(outward))
 
 
-def _cut(
-    surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams, degree: int
-) -> CutSurface | None:
+def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams, degree: int) -> CutSurface | None:
     """The surface cut on a lattice `finer` times finer, in the cells of the given one; None if nothing is cut."""
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     band = Band.build(surface, fine, 1.75 * fine.spacing)

@@ -63,8 +63,8 @@ class Basis:
 
     @cached_property
     def faces(self) -> tuple[Tensor, Tensor]:
-        """Nodes (3, (degree + 1)^2) on the face towards the next cell along each axis, and the same nodes as numbered in
-        that next cell."""
+        """Nodes (3, (degree + 1)^2) on the face towards the next cell along each axis, and the same nodes as numbered
+        in that next cell."""
         far = torch.stack([(self.nodes[:, axis] == self.degree).nonzero()[:, 0] for axis in range(3)])
         near = torch.stack([(self.nodes[:, axis] == 0).nonzero()[:, 0] for axis in range(3)])
         return far, near
