@@ -269,3 +269,16 @@ def test_gradients_to_data_and_coefficients_pass_gradcheck():
     f, a, c = random(len(points)), 1 + random(len(points), seed=1) ** 2, 0.5 + random(len(points), seed=2) ** 2
     inputs = [t.requires_grad_() for t in (f, a, c)]
     assert torch.autograd.gradcheck(solution, inputs, eps=1e-5, atol=1e-6, fast_mode=True)
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_what_the_cpu_gives():
+    problem, values = hemisphere_poisson(), []
+    for device in ("cpu", "cuda"):
+        closed = lamina.poisson(
+            lamina.Domain(lamina.Torus(1.0, 0.4), 0.2, order=3, device=device), "x*y", tolerance=1e-11
+        )
+        domain = lamina.Domain(problem.surface(), 0.2, order=3, device=device)
+        held = lamina.poisson(domain, problem.rhs, Dirichlet("rim", problem.solution), tolerance=1e-11)
+        values.append(torch.cat([closed.values, held.values]).cpu())
+    torch.testing.assert_close(values[1], values[0], rtol=0, atol=1e-8)
