@@ -1,6 +1,6 @@
 """What functions of order 3 are held to, beside those of order 2.
 
-    LAMINA_DATA=FOLDER python benchmarks/order3.py [--parts accuracy offsets iterations] [--device cuda]
+    LAMINA_DATA=FOLDER python benchmarks/order3.py [--parts accuracy offsets iterations rims eigen] [--device cuda]
 
 Errors are NRMSE at the quadrature points and at domain.points, against solutions that are known: harmonics of the
 sphere, and manufactured ones on other shapes. Times are of one run, and only good for ratios.
@@ -21,7 +21,8 @@ from common import BENCHMARKS, parser, record
 from torch import Tensor
 
 import lamina
-from lamina.gallery import Problem, ellipsoid_poisson, manufactured, sphere_poisson, torus_poisson
+from lamina.gallery import Problem, ellipsoid_poisson, hemisphere_poisson, manufactured, sphere_poisson, torus_poisson
+from lamina.pde.conditions import Condition
 from lamina.surfaces.sphere_maps import sphere_map
 
 Row = dict[str, Any]
@@ -176,7 +177,45 @@ def iterations(device: str) -> list[Row]:
     return rows
 
 
-PARTS: dict[str, Callable[[str], list[Row]]] = {"accuracy": accuracy, "offsets": offsets, "iterations": iterations}
+def rims(device: str) -> list[Row]:
+    """The upper half of the sphere with each kind of condition on its rim."""
+    problem, rows = hemisphere_poisson(), []
+    conditions: dict[str, Condition] = {
+        "dirichlet": lamina.Dirichlet("rim", problem.solution),
+        "neumann": lamina.Neumann("rim", problem.flux),
+        "robin": lamina.Robin("rim", lambda x: problem.flux(x) + 2 * problem.solution(x), coefficient=2.0),
+    }
+    for name, condition in conditions.items():
+        for spacing in (0.2, 0.1, 0.05):
+            domain = lamina.Domain(problem.surface(), spacing, order=3, device=device, show_progress=False)
+            u = lamina.poisson(domain, problem.rhs, condition, tolerance=1e-10, show_progress=False)
+            q = domain.quadrature
+            there, exact = u.domain.scheme.at_places(u.unknowns[0], slice(None)), problem.solution(q.points)
+            error = there - exact
+            error = error - (q.weights * error).sum() / q.area if name == "neumann" else error
+            size = float(((q.weights * error**2).sum() / q.area).sqrt() / (exact.max() - exact.min()))
+            rows.append(
+                {"condition": name, "spacing": spacing, "unknowns": domain.unknowns, "nrmse": size, "cycles": u.cycles}
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def eigen(device: str) -> list[Row]:
+    """The first 36 eigenvalues of the sphere, n (n + 1), each 2 n + 1 times."""
+    exact = torch.tensor([float(n * (n + 1)) for n in range(6) for _ in range(2 * n + 1)], device=device)[1:]
+    rows: list[Row] = []
+    for spacing in (0.2, 0.1):
+        modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(), spacing, order=3, device=device), 36)
+        worst = float(((modes.eigenvalues[1:] - exact) / exact).abs().max())
+        rows.append({"spacing": spacing, "largest_relative_error": worst, "iterations": modes.iterations})
+        print(rows[-1], flush=True)
+    return rows
+
+
+PARTS: dict[str, Callable[[str], list[Row]]] = {
+    "accuracy": accuracy, "offsets": offsets, "iterations": iterations, "rims": rims, "eigen": eigen,
+}  # fmt: skip
 
 
 def main() -> None:

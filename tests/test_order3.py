@@ -180,6 +180,25 @@ def test_sheets_closer_than_a_cell_are_independent():
         assert nrmse(u.values[part], exact, torch.ones_like(exact)) < 2e-3
 
 
+def test_pieces_are_cut_finer_where_the_surface_turns_within_them():
+    """A sphere is followed by pieces of the size of its cells, the edges of a box by pieces of a quarter of it; both
+    with as many points as their size asks for."""
+
+    def box(x):
+        return x.abs().amax(1) - 0.7
+
+    cuts = [
+        lamina.Domain(surface, 0.25, order=3).cut
+        for surface in (lamina.Sphere(), lamina.Implicit(box, [[-1] * 3, [1] * 3], samples=1000))
+    ]
+    points, pieces = (
+        [c.per_piece for c in cuts],
+        [len(c.element) / c.per_piece / c.elements.active for c in cuts],
+    )
+    assert points == [12, 3]
+    assert pieces[1] > 8 * pieces[0]
+
+
 def test_a_mesh_is_solved_as_it_is():
     mesh = lamina.Mesh(*icosphere(3))
 

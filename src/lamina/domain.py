@@ -38,7 +38,8 @@ class Domain:
 
     surface: any lamina surface. spacing: grid spacing; or nodes: about how many unknowns; by default a
     spacing that suits the shape's size, thin parts and sample density.
-    order: 2 or 4 (coupled scheme); default 4 on smooth exact surfaces, otherwise 2.
+    order: 2, 3 (trace scheme: quadratic functions on the cut cells) or 4 (coupled scheme); default 4 on smooth exact
+    surfaces, otherwise 2. Order 3 is worth asking for on every surface that is smooth over several cells.
     extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "neural" (lamina's
     learned operator: robust fits to its samples), "attention" (the network of the CVPR 2026 paper; an Attention object
     instead changes its settings) or "auto".

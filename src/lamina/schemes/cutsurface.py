@@ -30,11 +30,11 @@ def rule_points(degree: int, finer: int = 1) -> int:
     """Quadrature points for each piece of a cell that is cut on a lattice `finer` times finer.
 
     Products of quadratic functions have degree 4 along a line; on the plane pieces of a cell 12 points integrate them
-    well enough for order 3. Pieces of half the size need a rule of lower degree.
+    well enough for order 3. Pieces of half and a quarter of the size need rules of lower degree.
     """
     if degree == 1:
         return 3
-    return 12 if finer == 1 else 6
+    return {1: 12, 2: 6, 4: 3}[finer]
 
 
 class Locator(Protocol):

@@ -8,8 +8,6 @@ than the cells, these are cut on a lattice 2 or 4 times finer: the unknowns stay
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,9 +15,9 @@ from torch import Tensor
 
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.tetrahedra import Pieces, arched_middle, clip_to_box, cut_tetrahedra, triangle_edges
-from lamina.geometry.triangles import dot, triangle_areas, unit
+from lamina.geometry.triangles import dot, unit
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
+from lamina.schemes.pieces import ROUGH, CurvedPieces, cut_from, cut_thin, turned_share, turns
 from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
@@ -35,11 +33,7 @@ from lamina.surfaces.zero_set import (
 )
 
 SETTLE_STEPS = 6
-CREASE_LEVELS, COS_CREASE = 2, math.cos(math.radians(25.0))
-# By the degree of functions and by how many times finer the cells are cut: share of the area that may turn by more than
-# that within a piece. Trilinear functions lose no more there than anywhere. For quadratic ones the pieces must follow
-# the surface: on three balls joined by necks the error is 15 times smaller once they do.
-ROUGH = {1: {1: 0.05}, 2: {1: 1e-3, 2: 1e-2}}
+CREASE_LEVELS = 2
 
 
 def cut_level_set(
@@ -53,26 +47,24 @@ def cut_level_set(
     """Cut the zero set of surface.phi; part: what is left of it, cut off by seams."""
 
     def cut(finer: int) -> CutSurface | None:
-        pieces, finer = level_pieces(surface, lattice, finer, ROUGH[degree])
-        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams, degree, finer)
+        pieces = level_pieces(surface, lattice, finer, degree)
+        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams, degree)
 
     return cut_thin(part or surface, lattice, cut)
 
 
-def level_pieces(
-    surface: Implicit, lattice: Lattice, finer: int, rough: Mapping[int, float]
-) -> tuple[CurvedPieces | None, int]:
+def level_pieces(surface: Implicit, lattice: Lattice, finer: int, degree: int = 1) -> CurvedPieces | None:
     """Pieces of the zero set in the cells of the lattice, cut on one `finer` times finer; None if there are none.
 
-    rough: by how many times finer the lattice is, the share of the area that may turn too much to be followed by its
-    pieces. With more they are halved. Returned beside the pieces: how many times finer they are in the end.
+    Where the surface turns too much to be followed by pieces of that size, in more of its area than functions of the
+    degree bear, the pieces are halved.
     """
     phi, box = surface.phi, surface.box
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     seeds = torch.unique(torch.floor((surface.points - fine.origin) / fine.spacing).long(), dim=0)
     crossed = follow(phi, fine, box, seeds)
     if not len(crossed.cell):
-        return None, finer
+        return None
     flat = cut_tetrahedra(crossed.corner, crossed.value)
     vertex = _vertices(surface, crossed, flat)
     triangles, cell = flat.triangles, torch.div(crossed.cell, finer, rounding_mode="floor")[flat.owner]
@@ -84,10 +76,12 @@ def level_pieces(
     points = _Points.on(phi, vertex, held, surface.tracked and torch.is_grad_enabled())
     if surface.open:
         points = points.settled(phi, fine.spacing)
-    if finer in rough and _rough_share(points, triangles) > rough[finer]:
-        return level_pieces(surface, lattice, 2 * finer, rough)
+    turned = turned_share(points.position[triangles], points.normal[triangles])
+    if turned > ROUGH[degree].get(finer, 1.0):
+        return level_pieces(surface, lattice, 2 * finer, degree)
     _, label = triangle_edges(triangles, len(vertex))
-    return _curved(phi, points, triangles, label, cell, max(0, CREASE_LEVELS + 1 - finer)), finer
+    curved = _curved(phi, points, triangles, label, cell, max(0, CREASE_LEVELS + 1 - finer))
+    return replace(curved, finer=finer)
 
 
 @dataclass(frozen=True)
@@ -158,7 +152,7 @@ def _curved(
         ends, edge = triangle_edges(triangles, len(points.position))
         middle, held = points.middles(phi, ends)
         normal = points.normal[triangles]
-        rough = _turns(normal) & (level < levels)
+        rough = turns(normal) & (level < levels)
         six = torch.cat([points.position[triangles], middle[edge]], 1)
         done.append(CurvedPieces(six, label, cell, normal.sum(1), points.on_rim(triangles), flat).take(~rough))
         if not bool(rough.any()):
@@ -177,18 +171,7 @@ def _curved(
         a, b, c = flat[rough].unbind(1)
         d, e, f = 0.5 * (a + b), 0.5 * (b + c), 0.5 * (c + a)
         flat = torch.cat([torch.stack(t, 1) for t in ((a, d, f), (d, b, e), (f, e, c), (d, e, f))])
-    return CurvedPieces(*(torch.cat(parts) for parts in zip(*(vars(p).values() for p in done), strict=True)))
-
-
-def _turns(normal: Tensor) -> Tensor:
-    """Whether the normals (t, 3, 3) at the corners of triangles differ by more than those of a smooth piece do."""
-    return torch.stack([dot(normal[:, i], normal[:, i - 1]) for i in range(3)], 1).amin(1) < COS_CREASE
-
-
-def _rough_share(points: _Points, triangles: Tensor) -> float:
-    """Share of the area in triangles (t, 3) whose normals turn too much."""
-    area = triangle_areas(points.position[triangles]).detach()
-    return float((area * _turns(points.normal[triangles])).sum() / area.sum())
+    return CurvedPieces.join(done)
 
 
 def _vertices(surface: Implicit, crossed: Crossed, flat: Pieces) -> Tensor:

@@ -9,6 +9,7 @@ are thinner than the cells these are cut on a lattice 2 or 4 times finer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -19,7 +20,7 @@ from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.geometry.tetrahedra import cut_tetrahedra, triangle_edges, without_pieces_beyond
 from lamina.geometry.triangles import dot
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.pieces import CurvedPieces, cut_from, cut_thin
+from lamina.schemes.pieces import FINEST, ROUGH, CurvedPieces, cut_from, cut_thin, turned_share
 from lamina.schemes.seams import NO_SEAMS, Seams
 from lamina.surfaces.base import ClosestPoints, Surface
 
@@ -70,14 +71,22 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
     pieces, edge = pieces.take(kept), edge[kept]
     if not len(edge):
         return None
+    turned = turned_share(vertex[pieces.triangles], feet.normals[pieces.triangles])
+    if degree > 1 and turned > ROUGH[degree].get(finer, 1.0) and _tells(surface, fine.spacing / 2):
+        return _cut(surface, lattice, 2 * finer, sheets, seams, degree)
     six = torch.cat([vertex[pieces.triangles], middle[edge]], 1)
     node = cell_node[pieces.owner]
     cell = torch.div(band.ijk[node].long(), finer, rounding_mode="floor")
     beyond = torch.zeros_like(vertex[:, 0], dtype=torch.bool) if feet.beyond is None else feet.beyond
     alone = torch.bincount(edge.reshape(-1))[edge] == 1
     rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
-    curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim, flat[pieces.triangles])
-    return cut_from(curved, lattice, surface, sheets, seams, degree, finer)
+    curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim, flat[pieces.triangles], finer)
+    return cut_from(curved, lattice, surface, sheets, seams, degree)
+
+
+def _tells(surface: Surface, spacing: float) -> bool:
+    """Whether the surface is known at this spacing: samples say nothing about what lies between them."""
+    return surface.exact or spacing >= FINEST * math.sqrt(float(surface.areas.sum()) / len(surface.points))
 
 
 def _astray(x: Tensor, feet: ClosestPoints, spacing: float) -> Tensor:
