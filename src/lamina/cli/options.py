@@ -103,7 +103,7 @@ Spacing = Annotated[
 Nodes = Annotated[
     int | None, typer.Option(help="About how many grid nodes, instead of a spacing.", rich_help_panel=GRID)
 ]
-Order = Annotated[int | None, typer.Option(help="Order of accuracy: 2, 3, or 4 (coupled scheme).", rich_help_panel=GRID)]
+Order = Annotated[int | None, typer.Option(help="Order of accuracy: 2, 3 or 4 (coupled).", rich_help_panel=GRID)]
 Extension = Annotated[
     str,
     typer.Option(
