@@ -1,6 +1,7 @@
 """What functions of order 3 are held to, beside those of order 2.
 
-    LAMINA_DATA=FOLDER python benchmarks/order3.py [--parts accuracy offsets iterations rims eigen] [--device cuda]
+    LAMINA_DATA=FOLDER python benchmarks/order3.py [--device cuda]
+        [--parts accuracy offsets iterations rims eigen coupled]
 
 Errors are NRMSE at the quadrature points and at domain.points, against solutions that are known: harmonics of the
 sphere, and manufactured ones on other shapes. Times are of one run, and only good for ratios.
@@ -23,6 +24,7 @@ from torch import Tensor
 import lamina
 from lamina.gallery import Problem, ellipsoid_poisson, hemisphere_poisson, manufactured, sphere_poisson, torus_poisson
 from lamina.pde.conditions import Condition
+from lamina.sizing import spacing_for_nodes
 from lamina.surfaces.sphere_maps import sphere_map
 
 Row = dict[str, Any]
@@ -213,8 +215,24 @@ def eigen(device: str) -> list[Row]:
     return rows
 
 
+def coupled(device: str) -> list[Row]:
+    """Order 3 beside the coupled scheme of order 4 at equal unknowns."""
+    rows: list[Row] = []
+    for name in ("sphere", "torus, cosines", "torus, finer cosines", "torus", "ellipsoid", "spike", "starfruit"):
+        for nodes in (20_000, 50_000, 100_000):
+            for order, scheme in ((3, "trace"), (4, "coupled")):
+                problem = PROBLEMS[name]()
+                spacing = spacing_for_nodes(problem.surface(), nodes, scheme, order)
+                row = solved(problem, spacing, order, scheme=scheme, device=device)
+                rows.append(row)
+                print(name, row["scheme"], row["unknowns"], f"{row['points']:.2e} build {row['build']:.1f} solve "
+                      f"{row['solve']:.1f}", flush=True)  # fmt: skip
+    return rows
+
+
 PARTS: dict[str, Callable[[str], list[Row]]] = {
-    "accuracy": accuracy, "offsets": offsets, "iterations": iterations, "rims": rims, "eigen": eigen,
+    "accuracy": accuracy, "offsets": offsets, "iterations": iterations,
+    "rims": rims, "eigen": eigen, "coupled": coupled,
 }  # fmt: skip
 
 

@@ -372,7 +372,7 @@ def test_bad_surfaces_get_one_sentence_and_status_2(run, tmp_path, command, name
         (("--exact", "y +* x"), "expected a number, a name or '('"),
         (("--exact", "1/(x - x)"), "not finite"),
         (("--exact", "2"), "exact does not vary"),
-        (("--order", "5"), "order must be one of (2, 3, 4), got 5"),
+        (("--order", "5"), 'order must be one of (2, 3, 4), or "auto", got 5'),
         (("--scheme", "magic"), "Unknown scheme 'magic'"),
         (("--extension", "magic"), "Unknown extension 'magic'"),
         (("--tolerance", "0"), "tolerance must lie between 0 and 1"),

@@ -226,6 +226,22 @@ def test_single_precision():
     assert nrmse(u.values, exact, u.domain.surface.areas) <= 2e-4
 
 
+# Which order
+
+
+def test_auto_takes_order_3_where_the_grid_sees_how_the_surface_turns():
+    def box(x):
+        return x.abs().amax(1) - 0.7
+
+    smooth = lamina.Domain(lamina.Torus(1.0, 0.4), nodes=5000, order="auto")
+    sharp = lamina.Domain(lamina.Implicit(box, [[-1] * 3, [1] * 3], samples=1000), nodes=2000, order="auto")
+    assert (smooth.order, sharp.order) == (3, 2)
+    assert "sees how the surface turns" in smooth.order_reason
+    assert "turns within cells" in sharp.order_reason
+    for domain, nodes in ((smooth, 5000), (sharp, 2000)):
+        assert 0.6 * nodes <= domain.unknowns <= 1.4 * nodes
+
+
 # Gradients
 
 

@@ -165,7 +165,7 @@ def test_estimate_of_memory_covers_what_the_operators_take():
         ({"spacing": 0.9}, r"spacing 0.9 is too coarse for a shape 2 long.*use at most 0\.25"),
         ({"nodes": 10}, "nodes must be at least 100, got 10"),
         ({"spacing": 0.1, "nodes": 1000}, "Give spacing or nodes, not both"),
-        ({"spacing": 0.1, "order": 5}, r"order must be one of \(2, 3, 4\), got 5"),
+        ({"spacing": 0.1, "order": 5}, r'order must be one of \(2, 3, 4\), or "auto", got 5'),
         ({"spacing": 0.1, "scheme": "magic"}, "Unknown scheme 'magic'; known: auto, coupled, trace"),
         (
             {"spacing": 0.1, "extension": "magic"},

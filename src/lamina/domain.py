@@ -23,6 +23,7 @@ from lamina.quadrature import Quadrature
 from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
 from lamina.schemes.base import Scheme
 from lamina.schemes.cutsurface import CutSurface
+from lamina.schemes.galerkin import worth_order_3
 from lamina.schemes.rim import Rim
 from lamina.schemes.seams import Seams
 from lamina.schemes.shell import READOUTS
@@ -39,7 +40,7 @@ class Domain:
     surface: any lamina surface. spacing: grid spacing; or nodes: about how many unknowns; by default a
     spacing that suits the shape's size, thin parts and sample density.
     order: 2, 3 (trace scheme: quadratic functions on the cut cells) or 4 (coupled scheme); default 4 on smooth exact
-    surfaces, otherwise 2. Order 3 is worth asking for on every surface that is smooth over several cells.
+    surfaces, otherwise 2. "auto": 3 where the grid sees how the surface turns, otherwise 2; `order_reason` says why.
     extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "neural" (lamina's
     learned operator: robust fits to its samples), "attention" (the network of the CVPR 2026 paper; an Attention object
     instead changes its settings) or "auto".
@@ -62,7 +63,7 @@ class Domain:
         spacing: float | None = None,
         *,
         nodes: int | None = None,
-        order: int | None = None,
+        order: int | str | None = None,
         extension: str | Attention = "auto",
         scheme: str = "auto",
         band_radius: float | None = None,
@@ -79,8 +80,8 @@ class Domain:
             )
         if scheme != "auto" and scheme not in SCHEMES:
             raise InputError(f"Unknown scheme {scheme!r}; known: auto, {', '.join(SCHEMES)}.")
-        if order is not None and order not in ORDERS:
-            raise InputError(f"order must be one of {ORDERS}, got {order!r}.")
+        if order is not None and order != "auto" and order not in ORDERS:
+            raise InputError(f'order must be one of {ORDERS}, or "auto", got {order!r}.')
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
         if readout not in READOUTS:
@@ -101,28 +102,28 @@ class Domain:
         self.geometry, self.extension = geometry_for(self.surface, extension)
         if isinstance(self.geometry, NeuralCloud | TriangulatedCloud) and self.geometry.points is self.surface.points:
             self.surface = self.geometry  # the same points, with normals, components and areas found better
-        self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, order, spacing, extension)
+        measured, asked = order == "auto", 3 if order == "auto" else order
+        assert not isinstance(asked, str)
+        self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, asked, spacing, extension)
         if scheme != "shell" and attention is None and (band_radius is not None or readout != "interpolation"):
             raise InputError(f'band_radius and readout belong to scheme="shell"; this is {scheme}.')
-        if nodes is not None:
-            spacing = spacing_for_nodes(self.surface, nodes, scheme, self.order)
-        if spacing is None:
-            spacing = choose_spacing(self.surface, scheme, self.order)
-        self.spacing = check_spacing(self.surface, spacing)
-        self._clearance = None if band_radius is None else band_radius / self.spacing
-        check_memory(self.surface, self.spacing, scheme, dtype, self.extension, self._clearance, self.order)
-        built = time.perf_counter()
         middle = self.geometry.bounds.mean(0)
-        self._origin = origin = middle if origin is None else _checked_origin(origin, middle)
-        if scheme == "trace":
-            # Off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
-            shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=dtype, device=self.points.device)
-            origin = origin + self.spacing * shift
-        self.lattice = Lattice(origin, self.spacing)
+        self._origin = middle if origin is None else _checked_origin(origin, middle)
+        self._place(scheme, spacing, nodes, band_radius)
+        built = time.perf_counter()
+        cut = None
+        self.order_reason = self.scheme_reason if order is None else "asked for"
         with progress("building", show_progress) as update:
+            if measured:
+                update(0.0, "cutting cells")
+                cut = cut_surface(self.geometry, self.lattice, degree=2)
+                smooth, self.order_reason = worth_order_3(cut)
+                if not smooth:
+                    self.order, cut = 2, None
+                    self._place(scheme, spacing, nodes, band_radius)
             self.scheme, self._scheme_warnings = build_scheme(
                 scheme, self.geometry, self.lattice, self.order, update,
-                attention=attention, radius=band_radius, readout=readout, rim_order=rim_order,
+                attention=attention, radius=band_radius, readout=readout, rim_order=rim_order, cut=cut,
             )  # fmt: skip
             self.readout = self.scheme.readout(self.own_feet())
         self._options = {"band_radius": band_radius, "readout": readout, "rim_order": rim_order}
@@ -131,6 +132,22 @@ class Domain:
         self._trace: Domain | None = None
         self._to_places: tuple[Tensor, Sparse] | None = None
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
+
+    def _place(self, scheme: str, spacing: float | None, nodes: int | None, band_radius: float | None) -> None:
+        """Choose the lattice for this surface, scheme and order."""
+        if nodes is not None:
+            spacing = spacing_for_nodes(self.surface, nodes, scheme, self.order)
+        if spacing is None:
+            spacing = choose_spacing(self.surface, scheme, self.order)
+        self.spacing = check_spacing(self.surface, spacing)
+        self._clearance = None if band_radius is None else band_radius / self.spacing
+        check_memory(self.surface, self.spacing, scheme, self.points.dtype, self.extension, self._clearance, self.order)
+        origin = self._origin
+        if scheme == "trace":
+            # Off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
+            shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=origin.dtype, device=origin.device)
+            origin = origin + self.spacing * shift
+        self.lattice = Lattice(origin, self.spacing)
 
     @property
     def points(self) -> Tensor:

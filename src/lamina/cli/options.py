@@ -103,7 +103,10 @@ Spacing = Annotated[
 Nodes = Annotated[
     int | None, typer.Option(help="About how many grid nodes, instead of a spacing.", rich_help_panel=GRID)
 ]
-Order = Annotated[int | None, typer.Option(help="Order of accuracy: 2, 3 or 4 (coupled).", rich_help_panel=GRID)]
+Order = Annotated[
+    str | None,
+    typer.Option(help="Order of accuracy: 2, 3, 4 (coupled scheme), or auto (2 or 3).", rich_help_panel=GRID),
+]
 Extension = Annotated[
     str,
     typer.Option(
@@ -215,3 +218,8 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
         elif isinstance(value, list):
             value = f"\n{' ' * (width + 2)}".join(str(v) for v in value) or "none"
         print(f"{key:<{width}}  {value}")
+
+
+def as_order(text: str | None) -> int | str | None:
+    """What --order asks for: a number, "auto", or None. Other words go through, to be refused where they are known."""
+    return int(text) if text is not None and text.lstrip("-").isdigit() else text

@@ -46,6 +46,7 @@ from lamina.cli.options import (
     SurfaceArg,
     Viewpoint,
     Weights,
+    as_order,
     print_facts,
     said_of_surface,
     say_next,
@@ -108,7 +109,7 @@ def solve_poisson(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=order, extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
+        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
         device=device.value, dtype=dtype.value,
     )  # fmt: skip
     held = conditions(dirichlet, neumann, robin)
@@ -215,7 +216,7 @@ def solve_heat(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=order, extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
+        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
         device=device.value, dtype=dtype.value,
     )  # fmt: skip
     low, high = domain.surface.bounds

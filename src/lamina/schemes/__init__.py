@@ -13,6 +13,7 @@ from lamina.learn.patches import safe_radius
 from lamina.progress import Update
 from lamina.schemes.base import Scheme
 from lamina.schemes.coupled import Coupled
+from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.learned import LearnedCoupled
 from lamina.schemes.shell import CUBIC_RADIUS, Shell
 from lamina.schemes.trace import Trace, cut_surface
@@ -94,10 +95,12 @@ def build_scheme(
     radius: float | None = None,
     readout: str = "interpolation",
     rim_order: int = 2,
+    cut: CutSurface | None = None,
 ) -> tuple[Scheme, list[str]]:
     """The scheme, and what the user should know about it.
 
     attention: how to make the learned extension, where that is wanted. radius, readout: of the shell's band.
+    cut: the cells of the trace scheme, where they are cut already.
     """
     if scheme == "coupled" and attention is None:
         return Coupled(geometry, lattice, order, update, rim_order), []
@@ -105,7 +108,7 @@ def build_scheme(
         made = Shell if scheme == "shell" else LearnedCoupled
         return _on_shell(made, geometry, lattice, update, attention, radius, readout)
     update(0.0, "cutting cells")
-    cut = cut_surface(geometry, lattice, degree=order - 1)
+    cut = cut_surface(geometry, lattice, degree=order - 1) if cut is None else cut
     update(0.5, "assembling")
     said = []
     if cut.specks:
