@@ -99,6 +99,7 @@ class Solution:
             "nodes": domain.unknowns,
             "spacing": domain.spacing,
             "order": domain.order,
+            "order_reason": domain.order_reason,
             "extension": domain.extension,
             "scheme": domain.scheme.name,
             "scheme_reason": domain.scheme_reason,

@@ -109,8 +109,8 @@ def solve_poisson(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
-        device=device.value, dtype=dtype.value,
+        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius,
+        readout=readout, device=device.value, dtype=dtype.value,
     )  # fmt: skip
     held = conditions(dirichlet, neumann, robin)
     run.conditions = [*(dirichlet or ()), *(neumann or ()), *(robin or ())]
@@ -216,8 +216,8 @@ def solve_heat(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius, readout=readout,
-        device=device.value, dtype=dtype.value,
+        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius,
+        readout=readout, device=device.value, dtype=dtype.value,
     )  # fmt: skip
     low, high = domain.surface.bounds
     half = float((high - low).max()) / 2

@@ -25,11 +25,12 @@ STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of
 STABILISATION_Q2 = 0.1, 0.02, 0.01
 MASS_CORRECTION = 0.038
 LEAST_AREA = 2e-3  # dx^2 of surface that every cell is taken to have
-# RMS difference between the normals of a surface and what the grid shows of them, up to which order 3 is taken: on meshes,
-# whose facets alone make some of it and do no harm, and on other surfaces. Of 40 cases (20 shapes, 10,000 and 50,000
-# unknowns) the order that it chooses has an error of more than 1.3 times that of the other in three: 1.34, 1.4 and 1.9
-# times. With half of these bounds order 3 is not taken on meshes where it errs half as much (fandisk, anchor, armadillo);
-# with twice as much it is taken on networks of sharp parts where it errs up to 2.3 times as much (bust, alien, man).
+# RMS difference between the normals of a surface and what the grid shows of them, up to which order 3 is taken: on
+# meshes, whose facets alone make some of it and do no harm, and on other surfaces. Of 40 cases (20 shapes, 10,000 and
+# 50,000 unknowns) the order that it chooses has an error of more than 1.3 times that of the other in three: 1.34, 1.4
+# and 1.9 times. With half of these bounds order 3 is not taken on meshes where it errs half as much (fandisk, anchor,
+# armadillo); with twice as much it is taken on networks of sharp parts where it errs up to 2.3 times as much (bust,
+# alien, man).
 ROUGHEST_MESH, ROUGHEST = 0.25, 0.12
 CHUNK = {"cpu": 2**16, "cuda": 2**21}  # values of basis functions at a time, times 3
 
@@ -224,13 +225,9 @@ def roughness(cut: CutSurface) -> float:
 def worth_order_3(cut: CutSurface) -> tuple[bool, str]:
     """Whether quadratic functions on these cells promise more than trilinear ones on as many smaller cells, and why."""
     found, most = roughness(cut), ROUGHEST if cut.face is None else ROUGHEST_MESH
-    compared = f"{found:.2g}, at most {most:g} for order 3"
-    if found <= most:
-        return (
-            True,
-            f"the grid sees how the surface turns: its normals differ from what cells show of them by {compared}",
-        )
-    return False, f"the surface turns within cells: its normals differ from what cells show of them by {compared}"
+    compared = f"its normals differ from what cells show of them by {found:.2g}, at most {most:g} for order 3"
+    seen = found <= most
+    return seen, f"{'the grid sees how the surface turns' if seen else 'the surface turns within cells'}: {compared}"
 
 
 def projected(matrix: Sparse, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
