@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import lamina
 
-FAMILIES, TRAINED, TESTED, POINTS, CHANNELS = 3, 6, 4, 300, 8
+FAMILIES, TRAINED, TESTED, POINTS, CHANNELS, EPOCHS = 3, 8, 4, 300, 8, 18
 
 
 def cloud(family: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -85,11 +85,12 @@ def main(folder: Path) -> dict[str, float]:
     train, test = domains[: FAMILIES * TRAINED], domains[FAMILIES * TRAINED :]
     network = Classifier()
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, EPOCHS)
     first = network.blocks[0]
     assert isinstance(first, Block)
     before = first.heat.time.detach().clone()
     losses, seconds = [], []
-    for _ in range(15):
+    for _ in range(EPOCHS):
         start, total = time.perf_counter(), 0.0
         for i in range(0, len(train), 4):
             batch = train[i : i + 4]
@@ -99,6 +100,7 @@ def main(folder: Path) -> dict[str, float]:
             loss.backward()
             optimiser.step()
             total += float(loss.detach()) * len(batch) / len(train)
+        schedule.step()
         losses.append(total)
         seconds.append(time.perf_counter() - start)
     with torch.no_grad():
