@@ -1,6 +1,7 @@
 """Where order 3 pays and where order 2 does: both at equal unknowns on shapes of every kind.
 
-    LAMINA_DATA=FOLDER python benchmarks/orders.py [--only NAME ...] [--nodes 10000 50000 200000] [--jobs 8] [--orders 2 3 4]
+    LAMINA_DATA=FOLDER python benchmarks/orders.py [--only NAME ...] [--nodes 10000 50000 200000] [--orders 2 3 4]
+        [--jobs 8]
 
 Laplacian(u) = sin(2x) cos(1.5y) + z on shapes scaled to half the longest side. The reference has REFERENCE unknowns and
 order 3; that of order 2 is beside it, so that one sees how well the two agree. NRMSE at domain.points. Order 4 is the
