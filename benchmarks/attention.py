@@ -27,7 +27,6 @@ from common import BENCHMARKS, parser, record
 
 import lamina
 from lamina.cli import sampled
-from lamina.extension.attention import Attention, assemble, blend_weights
 from lamina.gallery import sphere_poisson
 from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
@@ -38,6 +37,7 @@ from lamina.learn.network import NetworkConfig
 from lamina.learn.patches import cover
 from lamina.learn.training import validation_error
 from lamina.metrics import errors
+from lamina.paper.attention import Attention, assemble, blend_weights
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
 AUTHORS = DATA / "paper" / "authors_demo"
@@ -53,7 +53,7 @@ def sphere(device: str) -> list[Row]:
             feet = lamina.Sphere().closest_points(cloud.points).points
             row: Row = {"samples": count, "seed": seed, "paper": theirs}
             for name in ("attention", "jet"):
-                domain = lamina.Domain(cloud, 0.05, extension=name, scheme="shell", device=device)
+                domain = lamina.paper.BandDomain(cloud, 0.05, extension=name, scheme="shell", device=device)
                 u = lamina.poisson(domain, problem.rhs).values.cpu()
                 found = errors(u, problem.solution(feet), remove_mean=True)
                 row |= {f"{name}_nmae": found.nmae, f"{name}_nmaxe": found.nmaxe, "nodes": domain.unknowns}
@@ -67,8 +67,8 @@ def apple(device: str) -> list[Row]:
     from scipy.spatial import KDTree
 
     from lamina.band import Band
-    from lamina.extension.rbf import rbf_matrix
-    from lamina.schemes.shell import Shell
+    from lamina.paper.rbf import rbf_matrix
+    from lamina.paper.shell import Shell
     from lamina.surfaces.base import ClosestPoints
 
     features = torch.from_numpy(np.load(AUTHORS / "Apple_surface_feature.npy").astype(np.float64))
@@ -192,7 +192,9 @@ def heat(device: str) -> list[Row]:
     rows = []
     for name, extension in choices.items():
         for spacing in (0.1, 0.05):
-            domain = lamina.Domain(lamina.Sphere(), spacing, extension=extension, scheme="shell", device=device)
+            domain = lamina.paper.BandDomain(
+                lamina.Sphere(), spacing, extension=extension, scheme="shell", device=device
+            )
             for degree, u0 in HARMONICS.items():
                 e = u0(domain.points)
                 u = lamina.heat(domain, u0, 0.04, times=[0.02])
@@ -238,7 +240,7 @@ def rigid(device: str, motions: int = 9) -> list[Row]:
             found = []
             for turn, shift in zip(turns, shifts, strict=True):
                 surface = lamina.SphericalMap(Moved(fn, turn, shift), name=name)
-                domain = lamina.Domain(surface, 0.05, extension=extension, scheme="shell", device=device)
+                domain = lamina.paper.BandDomain(surface, 0.05, extension=extension, scheme="shell", device=device)
                 turn, shift = turn.to(domain.points), shift.to(domain.points)
                 u = lamina.poisson(domain, lambda x, turn=turn, shift=shift: rhs((x - shift) @ turn)).values
                 found.append(u - u.mean())
@@ -258,7 +260,7 @@ def assembly(device: str) -> list[Row]:
     rows = []
     for attempt in range(3 if device == "cuda" else 1):
         start = time.perf_counter()
-        domain = lamina.Domain(lamina.Sphere(), 0.05, extension="attention", scheme="shell", device=device)
+        domain = lamina.paper.BandDomain(lamina.Sphere(), 0.05, extension="attention", scheme="shell", device=device)
         if device == "cuda":
             torch.cuda.synchronize()
         rows.append(
@@ -287,7 +289,9 @@ def tolerance(device: str) -> list[Row]:
 def coupled(device: str) -> list[Row]:
     problem, rows = sphere_poisson(), []
     for spacing in (0.1, 0.05):
-        domain = lamina.Domain(lamina.Sphere(), spacing, extension="attention", scheme="coupled", device=device)
+        domain = lamina.paper.BandDomain(
+            lamina.Sphere(), spacing, extension="attention", scheme="coupled", device=device
+        )
         u = lamina.poisson(domain, problem.rhs, raise_on_failure=False)
         nmae = errors(u.values, problem.solution(domain.points), remove_mean=True).nmae
         rows.append(

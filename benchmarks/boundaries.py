@@ -22,7 +22,7 @@ from typing import Any
 import meshes
 import numpy as np
 import torch
-from common import BENCHMARKS, Stopwatch, parser, record
+from common import BENCHMARKS, Stopwatch, domain_of, parser, record
 
 import lamina
 from lamina.baselines.fem import SurfaceFEM
@@ -109,7 +109,7 @@ def hemisphere(options: Any) -> list[Row]:
 def _row(name: str, scheme: str, kind: str, surface: Any, condition: Any, options: Any, **extra: Any) -> Row:
     found, cycles = [], []
     for h in options.spacings:
-        domain = lamina.Domain(surface, h, scheme=scheme, show_progress=False, **extra)
+        domain = domain_of(scheme, surface, h, show_progress=False, **extra)
         u = lamina.poisson(domain, laplacian, [condition], show_progress=False, raise_on_failure=False)
         found.append(errors(u.values, solution(domain.points), remove_mean=kind == "neumann").nmae)
         cycles.append(u.cycles)
@@ -147,7 +147,7 @@ def shapes(options: Any) -> list[Row]:
 
     def add(name: str, mesh: lamina.Mesh, f: Function, given: list[Any], exact: Any) -> None:
         for scheme in ("auto", "coupled"):
-            domain = lamina.Domain(mesh, 0.05, scheme=scheme, show_progress=False)
+            domain = domain_of(scheme, mesh, 0.05, show_progress=False)
             u = lamina.poisson(domain, f, given, show_progress=False, raise_on_failure=False)
             rows.append({"shape": name, "scheme": domain.scheme.name, "cycles": u.cycles,
                          "nmae": errors(u.values, exact).nmae, "nrmse": errors(u.values, exact).nrmse})  # fmt: skip

@@ -30,6 +30,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+ORDERS = {"trace": 2, "order 2": 2, "order 3": 3, "auto": "auto"}
+
+
+def domain_of(scheme: str, surface: Any, spacing: float | None = None, **options: Any) -> Any:
+    """A domain by a name that results files know: lamina's own orders, or the baselines "coupled" and "shell"."""
+    import lamina
+
+    if scheme in ORDERS:
+        return lamina.Domain(surface, spacing, **{"order": ORDERS[scheme]} | options)
+    return lamina.paper.BandDomain(surface, spacing, scheme=scheme, **options)
+
+
 def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write folder/name.json: machine, versions, date and command beside the figures; whole or not at all."""
     from lamina.reproduce.record import machine, now, plain, versions

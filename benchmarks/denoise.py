@@ -54,7 +54,7 @@ def rows_of(path: Path, shares: list[float], seeds: int, spacing: float) -> list
     )
 
     def error(mesh: Mesh, method: str) -> float:
-        values = solve.poisson(method, Mesh(mesh.points, F), right_hand_side, spacing=spacing).values
+        values = solve(Mesh(mesh.points, F), right_hand_side, method, spacing=spacing).values
         return errors(values[used], exact[used], remove_mean=True, component=component[used]).nrmse
 
     made = []

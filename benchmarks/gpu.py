@@ -32,7 +32,7 @@ from lamina.gallery import sphere_poisson
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
 
-BARS = {"sphere": 0.5, "sphere trace": 1.0, "sphere mesh": 0.1, "spike mesh": 0.1, "mesh file": 0.05}
+BARS = {"sphere": 0.5, "sphere, order 2": 1.0, "sphere mesh": 0.1, "spike mesh": 0.1, "mesh file": 0.05}
 MOST_BYTES = 2048
 STAGES = ("surface", "sizing", "domain", "solve", "total")
 
@@ -218,8 +218,7 @@ def main() -> None:
     options.add_argument("--sphere-nodes", type=int, default=2_650_000)
     options.add_argument("--mesh-nodes", type=int, default=50_000)
     options.add_argument("--mesh-vertices", type=int, default=100_000)
-    options.add_argument("--order", type=int, default=2, help="of the sphere's coupled scheme")
-    options.add_argument("--mesh-scheme", default="auto")
+    options.add_argument("--mesh-order", type=int, default=2)
     options.add_argument("--repeats", type=int, default=10)
     options.add_argument("--trace-nodes", type=int, default=2_000_000)
     options.add_argument("--mesh", type=Path, help='a mesh for the case "mesh file"')
@@ -232,27 +231,27 @@ def main() -> None:
     directions, faces = geodesic_sphere(arguments.mesh_vertices)
     problem = sphere_poisson()
     ball, spike = (partial(lamina.Mesh, V, faces) for V in (directions, spiked(directions)))
-    by_scheme: dict[str, Any] = {"scheme": arguments.mesh_scheme}
+    by_order: dict[str, Any] = {"order": arguments.mesh_order}
     cases: dict[str, tuple[Make, Function, Function | None, int, dict[str, Any]]] = {
         "sphere": (
             lamina.Sphere,
             problem.rhs,
             problem.solution,
             arguments.sphere_nodes,
-            {"scheme": "coupled", "order": arguments.order},
+            {"order": 3},
         ),
-        "sphere trace": (
+        "sphere, order 2": (
             lamina.Sphere,
             problem.rhs,
             problem.solution,
             arguments.trace_nodes,
-            {"scheme": "trace"},
+            {"order": 2},
         ),
-        "sphere mesh": (ball, problem.rhs, problem.solution, arguments.mesh_nodes, by_scheme),
-        "spike mesh": (spike, wave, None, arguments.mesh_nodes, by_scheme),
+        "sphere mesh": (ball, problem.rhs, problem.solution, arguments.mesh_nodes, by_order),
+        "spike mesh": (spike, wave, None, arguments.mesh_nodes, by_order),
     }
     if arguments.mesh:
-        cases["mesh file"] = (from_file(arguments.mesh), wave, None, 49_000, by_scheme)
+        cases["mesh file"] = (from_file(arguments.mesh), wave, None, 49_000, by_order)
     device = arguments.device
     rows = []
     for name in arguments.cases:

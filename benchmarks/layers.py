@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import BENCHMARKS, Stopwatch, child, parser, peak_memory, record, write
+from common import BENCHMARKS, Stopwatch, child, domain_of, parser, peak_memory, record, write
 from torch import Tensor
 
 import lamina
@@ -25,8 +25,7 @@ CHANNELS = 64
 
 def problem(scheme: str, device: str) -> lamina.Domain:
     """The unit sphere with about 42,000 unknowns."""
-    order = 2 if scheme == "coupled" else None
-    return lamina.Domain(lamina.Sphere(), nodes=NODES, scheme=scheme, order=order, device=device)
+    return domain_of(scheme, lamina.Sphere(), nodes=NODES, order=2, device=device)
 
 
 def field(domain: lamina.Domain, count: int = 1) -> Tensor:
@@ -99,8 +98,7 @@ def shape_problem(scheme: str, device: str, gradients: bool) -> None:
     axes = torch.tensor([1.0, 0.9, 0.8], dtype=torch.float64, device=device, requires_grad=gradients)
     box = torch.tensor([[-1.5] * 3, [1.5] * 3], dtype=torch.float64, device=device)
     surface = lamina.Implicit(lambda x: (x / axes).square().sum(1).sqrt() - 1, box)
-    order = 2 if scheme == "coupled" else None
-    domain = lamina.Domain(surface, nodes=NODES, scheme=scheme, order=order, device=device)
+    domain = domain_of(scheme, surface, nodes=NODES, order=2, device=device)
     loss = lamina.poisson(domain, lambda x: x[:, 0] * x[:, 1]).values.square().sum()
     if gradients:
         torch.autograd.grad(loss, axes)
@@ -123,8 +121,7 @@ def shape_cost(scheme: str, device: str) -> dict[str, Any]:
 
 def channel_cost(scheme: str, layer: str, device: str, dtype: torch.dtype) -> dict[str, Any]:
     """One call for 64 channels against one for one; forward, and forward with backward."""
-    order = 2 if scheme == "coupled" else None
-    domain = lamina.Domain(lamina.Sphere(), nodes=NODES, scheme=scheme, order=order, device=device, dtype=dtype)
+    domain = domain_of(scheme, lamina.Sphere(), nodes=NODES, order=2, device=device, dtype=dtype)
     row: dict[str, Any] = {"scheme": scheme, "layer": layer, "dtype": str(dtype), "unknowns": domain.unknowns}
     for count in (1, CHANNELS):
         f = field(domain, count).requires_grad_()

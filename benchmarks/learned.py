@@ -43,13 +43,13 @@ from lamina.band import Band, band_radius
 from lamina.baselines.reference import reference_poisson
 from lamina.errors import InputError, SolveError
 from lamina.extension import geometry_for
-from lamina.extension.interpolation import Lines, interpolation_matrix
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.fitting import Choice, Cloud, Fit, Way
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import unit
 from lamina.metrics import errors
+from lamina.paper.interpolation import Lines, interpolation_matrix
 from lamina.surfaces.base import Surface
 
 meshes.TOLERANCE = 2e-5
@@ -196,7 +196,7 @@ def damaged_part(options: Any) -> dict[str, Any]:
 
     Each solve is a process of its own, `jobs` of them at once, so that one can be stopped.
     """
-    figures: dict[str, Any] = {"count": COUNT, "scheme": options.scheme, "longest": options.longest}
+    figures: dict[str, Any] = {"count": COUNT, "order": options.order, "longest": options.longest}
     rows = figures["cases"] = _figures(options, "damaged").get("cases", {})
     chosen = [
         (case, name)
@@ -225,7 +225,7 @@ def damaged_part(options: Any) -> dict[str, Any]:
 
 def in_child(options: Any, case: str, name: str, how: str, seed: int) -> Row:
     """One solve of part damaged; infinite where it takes longer than it may, or the process dies."""
-    arguments = ("--scheme", options.scheme, "--solve", case, name, how, str(seed))
+    arguments = ("--order", options.order, "--solve", case, name, how, str(seed))
     try:
         return child(__file__, *arguments, timeout=options.longest)
     except subprocess.TimeoutExpired:
@@ -235,7 +235,7 @@ def in_child(options: Any, case: str, name: str, how: str, seed: int) -> Row:
     return {"nrmse": math.inf, "failed": reason, "seconds": options.longest}
 
 
-def solve_damaged(case: str, name: str, how: str, seed: int, scheme: str) -> Row:
+def solve_damaged(case: str, name: str, how: str, seed: int, order: str) -> Row:
     """how: an extension, or the name of one of the fixed jets."""
     _, spacing, damage = CASES[case]
     s = shape(name)
@@ -245,7 +245,7 @@ def solve_damaged(case: str, name: str, how: str, seed: int, scheme: str) -> Row
         made = lamina.PointCloud(points, normals)
         return with_fixed(made, FIXED[how]) if how in FIXED else made
 
-    return attempt(s, cloud, spacing, "jet" if how in FIXED else how, scheme=scheme)
+    return attempt(s, cloud, spacing, "jet" if how in FIXED else how, order=order if order == "auto" else int(order))
 
 
 def _figures(options: Any, part: str) -> dict[str, Any]:
@@ -310,7 +310,9 @@ def clean_part(options: Any) -> dict[str, Any]:
     def nmae(count: int, spacing: float, order: int, extension: str, seed: int) -> float:
         feet = lamina.Sphere().sample(count, seed)
         cloud = lamina.PointCloud(feet.points, feet.normals)
-        domain = lamina.Domain(cloud, spacing, order=order, scheme="coupled", extension=extension, show_progress=False)
+        domain = lamina.paper.BandDomain(
+            cloud, spacing, order=order, scheme="coupled", extension=extension, show_progress=False
+        )
         u = lamina.poisson(domain, problem.rhs, tolerance=1e-10, show_progress=False)
         return errors(u.values, problem.solution(feet.points), remove_mean=True).nmae
 
@@ -457,7 +459,7 @@ def main() -> None:
     options.add_argument("--cases", nargs="+", choices=CASES, help="of part damaged; all")
     options.add_argument("--shapes", nargs="+", choices=("sphere", *MESHES), help="of part damaged; all")
     options.add_argument("--extensions", nargs="*", default=["neural", "jet"], help="of damaged and paper")
-    options.add_argument("--scheme", default="auto", help="of part damaged")
+    options.add_argument("--order", default="auto", help="of part damaged")
     options.add_argument("--fixed", action="store_true", help="try jets of fixed degree and neighbourhood too")
     options.add_argument("--longest", type=int, default=300, help="seconds that one process of part damaged may take")
     options.add_argument("--jobs", type=int, default=1, help="solves of part damaged at a time")
@@ -467,7 +469,7 @@ def main() -> None:
     chosen = options.parse_args()
     if chosen.solve:
         case, name, how, seed = chosen.solve
-        print(json.dumps(solve_damaged(case, name, how, int(seed), chosen.scheme)))
+        print(json.dumps(solve_damaged(case, name, how, int(seed), chosen.order)))
         return
     for part in chosen.parts:
         suffix = "" if chosen.device == "cpu" else f"_{chosen.device}"

@@ -15,7 +15,7 @@ only are not joined there (a point passes no flux; FEM that shares the vertex do
 taken at the vertices, without those in such contacts, with the mean removed on each component. References are
 kept in benchmarks/.cache; the first run takes some minutes longer for them.
 
-With --equal each file is solved by the trace scheme and then by the coupled one with about as many unknowns.
+With --equal each file is solved at order 2 and then by the coupled baseline with about as many unknowns.
 
 Bars at spacing 0.02: NRMSE 2e-3 on spot, 1.2e-2 on fandisk and armadillo.
 """
@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common import BENCHMARKS, environment, parser, record, write
+from common import BENCHMARKS, domain_of, environment, parser, record, write
 
 BARS = {("spot", 0.02): 2e-3, ("fandisk", 0.02): 1.2e-2, ("armadillo", 0.02): 1.2e-2}
 SUFFIXES = {".ply", ".obj", ".off", ".stl", ".glb"}
@@ -165,7 +165,7 @@ def solve(surface: Any, scheme: str, spacing: float | None, reference: Row | Non
 
     start = time.perf_counter()
     try:
-        domain = lamina.Domain(surface, spacing, nodes=nodes, scheme=scheme)
+        domain = domain_of(scheme, surface, spacing, nodes=nodes)
         built = time.perf_counter()
         solution = lamina.poisson(domain, right_hand_side, show_progress=False)
         values = solution.values.numpy()

@@ -26,14 +26,15 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from common import BENCHMARKS, in_turn, parser, record
+from common import BENCHMARKS, domain_of, in_turn, parser, record
 from numpy.typing import NDArray
 from representations import right_hand_side
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM, mass_matrix
+from lamina.baselines.fem import SurfaceFEM
+from lamina.geometry.cotangent import mass_matrix
 from lamina.learn.sns import fit_from_surface, load_sns, save_sns
 from lamina.reproduce import isosurface
 from lamina.surfaces.base import Surface
@@ -110,7 +111,7 @@ def poisson(options: Any) -> dict[str, Any]:
         start = perf_counter()
         surface = field(name)
         loaded = perf_counter()
-        domain = lamina.Domain(surface, options.spacing, scheme="trace", show_progress=False)
+        domain = lamina.Domain(surface, options.spacing, order=2, show_progress=False)
         u = lamina.poisson(domain, right_hand_side, show_progress=False)
         seconds = {"load": loaded - start, "solve": perf_counter() - loaded}
         mesh = marching_cubes(surface, CELLS)
@@ -123,7 +124,7 @@ def poisson(options: Any) -> dict[str, Any]:
 def heat(options: Any) -> dict[str, Any]:
     rows = {}
     for name, (surface, mesh, bar) in _representations(options).items():
-        domain = lamina.Domain(surface, scheme=options.scheme, show_progress=False)
+        domain = domain_of(options.scheme, surface, show_progress=False)
         size = float((surface.bounds[1] - surface.bounds[0]).max())
         u = lamina.heat(domain, lambda p: p[:, 2], time=1000 * size**2, accuracy=1e-3, show_progress=False)
         row: dict[str, Any] = {"spacing": domain.spacing, "unknowns": domain.unknowns, "scheme": domain.scheme.name}
@@ -183,7 +184,7 @@ def speed(options: Any) -> dict[str, Any]:
 
         def ours(name: str = name) -> tuple[float, Any]:
             start = perf_counter()
-            domain = lamina.Domain(field(name), options.spacing, scheme="trace", show_progress=False)
+            domain = lamina.Domain(field(name), options.spacing, order=2, show_progress=False)
             u = lamina.poisson(domain, right_hand_side, show_progress=False)
             return perf_counter() - start, u
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import BENCHMARKS, parser, record
+from common import BENCHMARKS, domain_of, parser, record
 from torch import Tensor
 
 import lamina
 from lamina.gallery import Problem, ellipsoid_poisson, hemisphere_poisson, manufactured, sphere_poisson, torus_poisson
+from lamina.paper.domain import NEEDS
 from lamina.pde.conditions import Condition
-from lamina.sizing import spacing_for_nodes
+from lamina.sizing import ORDER, spacing_for_nodes
 from lamina.surfaces.sphere_maps import sphere_map
 
 Row = dict[str, Any]
@@ -79,7 +80,8 @@ def nrmse(values: Tensor, exact: Tensor, weights: Tensor) -> float:
 
 def solved(problem: Problem, spacing: float, order: int, **options: Any) -> Row:
     start = time.perf_counter()
-    domain = lamina.Domain(problem.surface(), spacing, order=order, show_progress=False, **options)
+    scheme = "coupled" if order == 4 else f"order {order}"
+    domain = domain_of(scheme, problem.surface(), spacing, order=order, show_progress=False, **options)
     built = time.perf_counter() - start
     u = lamina.poisson(domain, problem.rhs, tolerance=1e-9, show_progress=False)
     row: Row = {
@@ -220,10 +222,10 @@ def coupled(device: str) -> list[Row]:
     rows: list[Row] = []
     for name in ("sphere", "torus, cosines", "torus, finer cosines", "torus", "ellipsoid", "spike", "starfruit"):
         for nodes in (20_000, 50_000, 100_000):
-            for order, scheme in ((3, "trace"), (4, "coupled")):
+            for order, needs in ((3, ORDER[3]), (4, NEEDS["coupled"])):
                 problem = PROBLEMS[name]()
-                spacing = spacing_for_nodes(problem.surface(), nodes, scheme, order)
-                row = solved(problem, spacing, order, scheme=scheme, device=device)
+                spacing = spacing_for_nodes(problem.surface(), nodes, needs)
+                row = solved(problem, spacing, order, device=device)
                 rows.append(row)
                 print(name, row["scheme"], row["unknowns"], f"{row['points']:.2e} build {row['build']:.1f} solve "
                       f"{row['solve']:.1f}", flush=True)  # fmt: skip

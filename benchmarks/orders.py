@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common import BENCHMARKS, parser, record
+from common import BENCHMARKS, domain_of, parser, record
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
 REFERENCE = 400_000
@@ -83,9 +83,8 @@ def one(name: str, order: str, nodes: int, out: str) -> None:
         return torch.sin(2 * y[:, 0]) * torch.cos(1.5 * y[:, 1]) + y[:, 2]
 
     start = time.perf_counter()
-    asked: Any = order if order == "auto" else int(order)
-    scheme = "coupled" if order == "4" else "trace"
-    domain = lamina.Domain(shape, nodes=nodes, order=asked, scheme=scheme, show_progress=False)
+    scheme = {"auto": "auto", "4": "coupled"}.get(order, f"order {order}")
+    domain = domain_of(scheme, shape, nodes=nodes, show_progress=False, **({"order": 4} if order == "4" else {}))
     built = time.perf_counter() - start
     u = lamina.poisson(domain, f, tolerance=1e-8, show_progress=False)
     np.save(out, u.values.detach().numpy())

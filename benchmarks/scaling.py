@@ -1,6 +1,6 @@
 """How cycles, time and memory grow with the number of nodes, on the sphere.
 
-    python benchmarks/scaling.py [--device cpu|cuda] [--max-nodes 2650000] [--orders 2 4]
+    python benchmarks/scaling.py [--device cpu|cuda] [--max-nodes 2650000] [--orders 2 3]
 
 For each size a process of its own (on the CPU) builds the domain and solves Poisson to a relative residual of
 1e-8, from a Sphere that has not been used before; the first run gives the memory at its peak, the best of all
@@ -33,9 +33,11 @@ def spacing_for(order: int, nodes: int) -> float:
 
     spacing = 0.1
     for _ in range(2):  # once from a coarse grid, once from one that is nearer to the answer
-        spacing *= math.sqrt(lamina.Domain(lamina.Sphere(), spacing, order=order, scheme="coupled").unknowns / nodes)
+        spacing *= math.sqrt(
+            lamina.Domain(lamina.Sphere(), spacing, order=order).unknowns / nodes
+        )
         spacing = max(spacing, 0.04)
-    known = lamina.Domain(lamina.Sphere(), spacing, order=order, scheme="coupled").unknowns * spacing**2
+    known = lamina.Domain(lamina.Sphere(), spacing, order=order).unknowns * spacing**2
     return math.sqrt(known / nodes)
 
 
@@ -50,7 +52,7 @@ def measure(order: int, spacing: float, device: str, repeats: int) -> dict[str, 
     def run(spacing: float = spacing) -> tuple[dict[str, float], Any]:
         surface = lamina.Sphere().to(device)
         watch = Stopwatch(device)
-        domain = lamina.Domain(surface, spacing, order=order, scheme="coupled", device=device)
+        domain = lamina.Domain(surface, spacing, order=order, device=device)
         built = watch.lap()
         solution = lamina.poisson(domain, problem.rhs, tolerance=TOLERANCE, show_progress=False)
         values = solution.values
@@ -144,7 +146,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--max-nodes", type=int, default=SIZES[-1])
-    options.add_argument("--orders", type=int, nargs="+", default=[2, 4])
+    options.add_argument("--orders", type=int, nargs="+", default=[2, 3])
     options.add_argument("--threads", type=int, help="processors and threads on the CPU; all unless given")
     options.add_argument("--repeats", type=int, default=3, help="up to 400k nodes; 2 up to 1M, 1 beyond (CPU)")
     options.add_argument("--worker", nargs=2, metavar=("ORDER", "SPACING"), help="(internal) one size")

@@ -97,7 +97,7 @@ def closest() -> list[Row]:
 
     rows: list[Row] = []
     for spacing in (0.1, 0.05, 0.025):
-        domain = lamina.Domain(lamina.Sphere(), spacing, scheme="trace", show_progress=False)
+        domain = lamina.Domain(lamina.Sphere(), spacing, order=2, show_progress=False)
         u = lamina.poisson(domain, SPHERE.rhs, tolerance=1e-9, show_progress=False)
         error = errors(u.values, SPHERE.solution(domain.points), remove_mean=True).nmae
         row: Row = {"what": "sphere", "spacing": spacing, "unknowns": domain.unknowns, "nmae": error}
@@ -112,7 +112,7 @@ def closest() -> list[Row]:
     rows.append({**row, "nrmse": nrmse(u, exact, mesh), "bar": 1.2e-3})
     for noise, seed in ((0.0, 0), *((0.01, s) for s in range(5))):
         points = sampled(lamina.Sphere(), 10_000, noise, seed)
-        domain = lamina.Domain(points, 0.05, scheme="trace", show_progress=False)
+        domain = lamina.Domain(points, 0.05, order=2, show_progress=False)
         u = lamina.poisson(domain, SPHERE.rhs, tolerance=1e-9, show_progress=False)
         feet = domain.points / domain.points.norm(dim=1, keepdim=True)
         error = errors(u.values, SPHERE.solution(feet), remove_mean=True).nmae
@@ -124,7 +124,7 @@ def closest() -> list[Row]:
 
 
 def lattice(mesh: lamina.Mesh, spacing: float) -> Lattice:
-    return lamina.Domain(mesh, spacing, scheme="trace", show_progress=False).lattice
+    return lamina.Domain(mesh, spacing, order=2, show_progress=False).lattice
 
 
 def solved(mesh: lamina.Mesh, cut: Any) -> tuple[torch.Tensor, Trace, int]:
@@ -152,7 +152,7 @@ def iterations(most: int, device: str) -> list[Row]:
         surface = lamina.Sphere() if name == "sphere" else meshes.load_scaled(file(name))
         nodes = 3000
         while nodes <= most:
-            domain = lamina.Domain(surface, nodes=nodes, scheme="trace", device=device, show_progress=False)
+            domain = lamina.Domain(surface, nodes=nodes, order=2, device=device, show_progress=False)
             u = lamina.poisson(domain, meshes.right_hand_side, tolerance=1e-9, show_progress=False)
             rows.append({"surface": name, "unknowns": domain.unknowns, "cycles": u.cycles, "bar": 30})
             print(show(rows[-1]), flush=True)
@@ -178,7 +178,7 @@ def heat() -> Row:
     energy = torch.stack([torch.dot(v, scheme.mass(v)) for v in u.unknowns])
     steady = lamina.heat(domain, initial, 100.0, show_progress=False).values
     problem = sphere_heat()
-    ball = lamina.Domain(lamina.Sphere(), 0.05, scheme="trace", show_progress=False)
+    ball = lamina.Domain(lamina.Sphere(), 0.05, order=2, show_progress=False)
     moments = [0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0]
     v = lamina.heat(ball, problem.initial, 1.0, times=moments, show_progress=False)
     transient = [errors(s, problem.solution(ball.points, t)).nmae for t, s in zip(v.times, v.snapshots, strict=True)]
@@ -199,7 +199,7 @@ def eigen() -> list[Row]:
     exact = torch.cat([torch.full((2 * n + 1,), float(n * (n + 1))) for n in range(6)]).double()
     rows: list[Row] = []
     for spacing in (0.1, 0.05, 0.025):
-        domain = lamina.Domain(lamina.Sphere(), spacing, scheme="trace", show_progress=False)
+        domain = lamina.Domain(lamina.Sphere(), spacing, order=2, show_progress=False)
         modes = lamina.eigenmodes(domain, 36, show_progress=False)
         error = (modes.eigenvalues - exact).abs() / exact.clamp_min(1)
         row: Row = {

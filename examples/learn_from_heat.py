@@ -79,7 +79,7 @@ def main(folder: Path) -> dict[str, float]:
     generator = torch.Generator().manual_seed(1)
     shapes = [(f, *cloud(f, generator)) for _ in range(TRAINED + TESTED) for f in range(FAMILIES)]
     domains = [
-        (f, lamina.Domain(lamina.PointCloud(p, n), spacing=0.2, scheme="trace", extension="jet", dtype=torch.float32))
+        (f, lamina.Domain(lamina.PointCloud(p, n), spacing=0.2, order=2, extension="jet", dtype=torch.float32))
         for f, p, n in shapes
     ]
     train, test = domains[: FAMILIES * TRAINED], domains[FAMILIES * TRAINED :]

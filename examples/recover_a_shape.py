@@ -40,7 +40,7 @@ def lamp(x: Tensor) -> Tensor:
 def temperature(p: Tensor) -> lamina.Solution:
     surface = lamina.Implicit(ellipsoid(p), BOX, samples=3000)
     # The same grid for every shape.
-    domain = lamina.Domain(surface, spacing=0.15, scheme="trace", origin=(0.0, 0.0, 0.0))
+    domain = lamina.Domain(surface, spacing=0.15, order=2, origin=(0.0, 0.0, 0.0))
     return lamina.poisson(domain, lamp, screening=2.0, tolerance=1e-10)
 
 

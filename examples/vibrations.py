@@ -18,14 +18,14 @@ from lamina.view.scene import Scene
 
 
 def main(folder: Path) -> dict[str, float]:
-    modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=4), spacing=0.15, scheme="trace"), 9)
+    modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=4), spacing=0.15, order=2), 9)
     expected = torch.tensor([0.0, 2, 2, 2, 6, 6, 6, 6, 6], dtype=modes.eigenvalues.dtype)
     error = float(((modes.eigenvalues - expected).abs() / expected.clamp_min(1)).max())
     print("eigenvalues", ", ".join(f"{float(v):.3f}" for v in modes.eigenvalues))
 
     # A star fruit rings differently; in the page the time slider steps through its modes.
     surface = lamina.starfruit()
-    found = lamina.eigenmodes(lamina.Domain(surface, spacing=0.15, scheme="trace"), 6)
+    found = lamina.eigenmodes(lamina.Domain(surface, spacing=0.15, order=2), 6)
     assert surface.faces is not None
     scene = Scene(
         "modes of the star fruit", surface.points.numpy(), found.values.numpy(), tuple(float(i) for i in range(6)),

@@ -13,7 +13,6 @@ import lamina
 from lamina.band import Band
 from lamina.errors import InputError
 from lamina.extension import attention
-from lamina.extension.attention import Attention, assemble, blend_weights, cover_band, sampled_band
 from lamina.gallery import sphere_poisson
 from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
@@ -24,7 +23,8 @@ from lamina.learn.network import AttentionNetwork, NetworkConfig
 from lamina.learn.patches import RIM, cover, localise
 from lamina.learn.training import Trainer, TrainingConfig
 from lamina.metrics import errors
-from lamina.schemes.shell import Shell
+from lamina.paper.attention import Attention, assemble, blend_weights, cover_band, sampled_band
+from lamina.paper.shell import Shell
 from lamina.surfaces.base import ClosestPoints, NearNodes
 from lamina.surfaces.icosphere import icosphere
 
@@ -418,15 +418,9 @@ def test_heat_keeps_constants_and_bounds():
     assert float(u.min()) >= float(u0.min())
 
 
-def test_trace_is_refused_with_the_learned_extension():
-    for extension in ("attention", Attention(trained())):
-        with pytest.raises(InputError, match='use scheme="shell"'):
-            lamina.Domain(SPHERE, SPACING, extension=extension, scheme="trace")
-
-
 def test_the_coupled_scheme_takes_the_learned_extension():
     """A u = E (L u + gamma u) - gamma u, solved to its tolerance; E is a diffusion, so u comes out too small."""
-    domain = lamina.Domain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled")
+    domain = lamina.paper.BandDomain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled")
     assert (domain.scheme.name, domain.extension, domain.order) == ("coupled", "attention", 2)
     scheme = domain.scheme
     v = torch.sin(torch.arange(scheme.unknowns, dtype=torch.float64))
@@ -444,14 +438,13 @@ def test_the_coupled_scheme_takes_the_learned_extension():
 
 def test_the_learned_extension_has_order_two_at_most():
     with pytest.raises(InputError, match="order 2"):
-        lamina.Domain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled", order=4)
+        lamina.paper.BandDomain(SPHERE, SPACING, extension=Attention(trained()), scheme="coupled", order=4)
 
 
 @pytest.mark.parametrize("options", [{"band_radius": 0.3}, {"readout": "rbf"}])
-@pytest.mark.parametrize("scheme", ["coupled", "trace"])
-def test_options_of_the_shell_scheme_are_refused_by_others(scheme, options):
-    with pytest.raises(InputError, match=f"belong to scheme=.shell.; this is {scheme}"):
-        lamina.Domain(SPHERE, SPACING, scheme=scheme, **options)
+def test_options_of_the_shell_scheme_are_refused_by_the_coupled_one(options):
+    with pytest.raises(InputError, match='belong to scheme="shell"; this is coupled'):
+        lamina.paper.BandDomain(SPHERE, SPACING, scheme="coupled", **options)
 
 
 def test_order_four_and_a_band_without_stencils_are_refused():
@@ -561,14 +554,14 @@ def test_a_component_smaller_than_a_cell_gets_samples_and_patches():
     small = torch.tensor([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]])
     place = torch.tensor([3.1, 1.1, 1.1], dtype=torch.float64)
     mesh = lamina.Mesh(torch.cat([corners, place + 0.02 * tip]), torch.cat([cube, 8 + small]))
-    domain = lamina.Domain(mesh, SPACING, extension=Attention(trained()))
+    domain = lamina.paper.BandDomain(mesh, SPACING, extension=Attention(trained()))
     one = torch.ones(domain.unknowns, dtype=torch.float64)
     torch.testing.assert_close(domain.scheme.E @ one, one)
     assert torch.isfinite(lamina.poisson(domain, lambda x: x[:, 0]).values).all()
 
 
 def test_a_function_that_only_the_surface_knows_is_refused_with_the_way_out():
-    domain = lamina.Domain(SPHERE, SPACING, extension=Attention(trained()))
+    domain = lamina.paper.BandDomain(SPHERE, SPACING, extension=Attention(trained()))
     with pytest.raises(InputError, match=r"band around the surface.*values at domain\.points"):
         lamina.poisson(domain, lambda x: torch.acos(x[:, 2]))
     u = lamina.poisson(domain, torch.acos(domain.points[:, 2].clamp(-1, 1)))
@@ -576,7 +569,7 @@ def test_a_function_that_only_the_surface_knows_is_refused_with_the_way_out():
 
 
 def test_problems_without_an_extension_do_not_drop_it_silently():
-    domain = lamina.Domain(SPHERE, SPACING, extension=Attention(trained()))
+    domain = lamina.paper.BandDomain(SPHERE, SPACING, extension=Attention(trained()))
     for solve in (lambda: lamina.eigenmodes(domain, 3), lambda: lamina.poisson(domain, 1.0, diffusivity=2.0)):
         with pytest.raises(InputError, match="without an extension"):
             solve()
@@ -584,7 +577,9 @@ def test_problems_without_an_extension_do_not_drop_it_silently():
 
 def test_far_from_the_origin_the_operator_is_the_same():
     shift = torch.tensor([1e6, -2e6, 5e5], dtype=torch.float64)
-    near = lamina.Domain(lamina.Mesh(SPHERE.points, SPHERE.faces), SPACING, extension=Attention(trained()))
-    far = lamina.Domain(lamina.Mesh(SPHERE.points + shift, SPHERE.faces), SPACING, extension=Attention(trained()))
+    near = lamina.paper.BandDomain(lamina.Mesh(SPHERE.points, SPHERE.faces), SPACING, extension=Attention(trained()))
+    far = lamina.paper.BandDomain(
+        lamina.Mesh(SPHERE.points + shift, SPHERE.faces), SPACING, extension=Attention(trained())
+    )
     u, v = (lamina.poisson(d, lambda x, s=s: (x - s)[:, 0]).values for d, s in ((near, 0 * shift), (far, shift)))
     assert float((u - v).abs().max() / u.abs().max()) < 0.02

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamina.band import Band, band_radius
-from lamina.extension.interpolation import Lines, cubic_stencil, interpolation_matrix
 from lamina.geometry.lattice import Lattice
-from lamina.schemes.laplacian import laplacian_matrix
+from lamina.paper.interpolation import Lines, cubic_stencil, interpolation_matrix
+from lamina.paper.laplacian import laplacian_matrix
 from lamina.surfaces.analytic import Sphere, Torus
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.mesh import Mesh

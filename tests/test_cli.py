@@ -47,17 +47,17 @@ def write_obj(path, points, faces):
 
 
 def test_poisson_report_has_the_fields_of_the_design(run):
-    result = run("solve", "poisson", "sphere", "--rhs", RHS, "--exact", EXACT, "--spacing", 0.1, "--order", 2, "--json")
+    result = run("solve", "poisson", "sphere", "--rhs", RHS, "--exact", EXACT, "--spacing", 0.1, "--order", 3, "--json")
     assert result.status == 0
     assert result.err == ""
     assert result.out.count("\n") == 1
     report = result.json
     assert report["nodes"] > 10_000
     assert report["spacing"] == 0.1
-    assert report["order"] == 2
+    assert report["order"] == 3
     assert report["extension"] == "closest-point"
-    assert report["scheme"] == "coupled"
-    assert 1 <= report["cycles"] <= 8
+    assert report["scheme"] == "trace"
+    assert 1 <= report["cycles"] <= 10
     assert report["residual"] <= 1e-8
     assert report["warnings"] == []
     assert set(report["seconds"]) == {"load", "band", "extension", "solve", "total"}
@@ -69,12 +69,26 @@ def test_poisson_report_has_the_fields_of_the_design(run):
 def test_acceptance_commands_for_the_sphere(run):
     """The two commands of the README, with the errors it promises."""
     for options, bound in (
-        (("--spacing", 0.05, "--order", 2), 8e-5),
-        (("--spacing", 0.075, "--order", 4), 1e-5),
+        (("--spacing", 0.05, "--order", 2), 2.2e-4),
+        (("--spacing", 0.1), 9e-6),
     ):
         report = run("solve", "poisson", "sphere", "--rhs", RHS, "--exact", EXACT, *options, "--json").json
         assert report["nmae"] <= bound
+        assert report["cycles"] <= 10
+
+
+def test_options_of_version_0_1_go_on_working_with_a_warning_that_says_what_to_write_instead(run):
+    """The errors that the README of version 0.1 promised."""
+    for options, bound in (
+        (("--spacing", 0.05, "--order", 2, "--scheme", "coupled"), 8e-5),
+        (("--spacing", 0.075, "--order", 4), 1e-5),
+    ):
+        report = run("solve", "poisson", "sphere", "--rhs", RHS, "--exact", EXACT, *options, "--json").json
+        assert report["scheme"] == "coupled"
+        assert report["nmae"] <= bound
         assert report["cycles"] <= 8
+        (said,) = (warning for warning in report["warnings"] if "baselines now" in warning)
+        assert "lamina.paper.BandDomain" in said
 
 
 def test_heat_reports_errors_at_every_snapshot(run):

@@ -17,10 +17,12 @@ from scipy.spatial.transform import Rotation
 import lamina
 from hemisphere import KINDS, exact, flux, rhs
 from lamina import Dirichlet, Neumann, Points, Robin
-from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix
+from lamina.baselines.fem import SurfaceFEM
 from lamina.baselines.reference import refine
+from lamina.geometry.cotangent import cotangent_stiffness, mass_matrix
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 SCHEMES = ["trace", "coupled"]
 
@@ -31,7 +33,7 @@ def height(x):
 
 @cache
 def hemisphere(scheme: str, spacing: float, **options) -> lamina.Domain:
-    return lamina.Domain(lamina.clip(lamina.Sphere(level=4), height), spacing, scheme=scheme, **options)
+    return of_scheme(scheme, lamina.clip(lamina.Sphere(level=4), height), spacing, **options)
 
 
 @cache
@@ -41,7 +43,7 @@ def mesh_hemisphere(spacing: float) -> lamina.Domain:
 
 @cache
 def sphere(spacing: float) -> lamina.Domain:
-    return lamina.Domain(lamina.Sphere(level=4), spacing, scheme="trace")
+    return lamina.Domain(lamina.Sphere(level=4), spacing, order=2)
 
 
 def nmae(u: lamina.Solution, true, **options) -> float:
@@ -174,7 +176,7 @@ def cylinder(form: str, spacing: float) -> lamina.Domain:
         return lamina.Domain(grid(96, 40, lambda s, t: around(s, 0.5, 2 * t - 1), closed=True), spacing)
     box = [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]
     surface = lamina.Implicit(lambda x: x[:, 0] ** 2 + x[:, 1] ** 2 - 0.25, box, samples=2000)
-    return lamina.Domain(surface, spacing, scheme="coupled")
+    return lamina.paper.BandDomain(surface, spacing, scheme="coupled")
 
 
 def on_cylinder(x):
@@ -216,7 +218,7 @@ def test_loops_of_a_cone_are_known_by_their_number(scheme):
     else:
         box = [[-1.0, -1.0, -0.6], [1.0, 1.0, 0.6]]
         cone = lamina.Implicit(lambda x: x[:, :2].norm(dim=1) - 0.65 - x[:, 2] / 2.4, box, samples=2000)
-    domain = lamina.Domain(cone, 0.1, scheme=scheme)
+    domain = of_scheme(scheme, cone, 0.1)
     u = lamina.poisson(domain, 0.0, [Dirichlet(0, 1.0), Dirichlet(1, 0.0)])
     r = domain.points[:, :2].norm(dim=1)
     assert errors(u.values, torch.log(r / 0.4) / math.log(0.9 / 0.4)).nmae <= 5e-3
@@ -487,20 +489,10 @@ def test_a_condition_on_a_path_of_vertices_of_a_mesh():
     assert errors(u.values, V[:, 2].abs()).nmae <= 1e-2
 
 
-def test_conditions_inside_make_a_scheme_left_open_the_variational_one():
-    domain = lamina.Domain(lamina.Sphere(level=4), 0.15)
-    assert domain.scheme.name == "coupled"
-    u = lamina.poisson(domain, kinked_rhs, Dirichlet(over_circle, lambda x: x[:, 0]))
-    assert u.report()["scheme"] == "trace"
-    assert u.report()["scheme_reason"].startswith("needed for conditions on curves")
-    assert nmae(u, kinked) <= 2e-3
-    assert domain.scheme.name == "coupled"
-
-
-@pytest.mark.parametrize("scheme", ["auto", "trace", "coupled"])
+@pytest.mark.parametrize("scheme", ["order 3", "trace", "coupled"])
 def test_points_that_end_by_themselves_have_a_rim_to_hold(scheme):
     V = icosphere(3)[0]
-    domain = lamina.Domain(lamina.PointCloud(V[V[:, 2] >= 0]), 0.15, scheme=scheme)
+    domain = of_scheme(scheme, lamina.PointCloud(V[V[:, 2] >= 0]), 0.15)
     assert domain.rim is not None
     u = lamina.poisson(domain, simple_rhs, Dirichlet("rim", simple))
     assert nmae(u, simple) <= 5e-3
@@ -523,7 +515,7 @@ def test_a_part_that_no_condition_holds_keeps_zero_mean(scheme):
             return torch.minimum((x**2).sum(1) - 1, ((x - shift) ** 2).sum(1) - 0.81)
 
         surface = lamina.Implicit(phi, [[-1.2, -1.2, 0.0], [1.2, 1.2, 3.5]], samples=2000)
-    domain = lamina.Domain(surface, 0.15, scheme=scheme)
+    domain = of_scheme(scheme, surface, 0.15)
     above = domain.points[:, 2] > 1.2
 
     def f(x):
@@ -954,8 +946,8 @@ def test_bad_conditions_on_a_rim_are_named(scheme, conditions, message):
         [Dirichlet("rim"), Dirichlet(lambda x: x[:, 2] - 0.5)],
     ],
 )
-def test_a_scheme_that_was_asked_for_is_not_switched(conditions):
-    message = r'conditions on curves, points or parts of a surface needs the variational scheme .*scheme="coupled"'
+def test_a_baseline_is_not_replaced_in_silence(conditions):
+    message = "conditions on curves, points or parts of a surface needs functions on cut cells"
     with pytest.raises(lamina.InputError, match=message):
         lamina.poisson(hemisphere("coupled", 0.2), 1.0, conditions)
 

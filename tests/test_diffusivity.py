@@ -14,7 +14,7 @@ from lamina.surfaces.icosphere import icosphere
 
 @cache
 def sphere(spacing: float) -> lamina.Domain:
-    return lamina.Domain(lamina.Sphere(level=4), spacing, scheme="trace")
+    return lamina.Domain(lamina.Sphere(level=4), spacing, order=2)
 
 
 @cache
@@ -141,7 +141,7 @@ def test_screening_and_diffusivity_together():
 
 
 def test_single_precision_is_as_accurate_as_the_grid():
-    domain = lamina.Domain(lamina.Sphere(level=4), 0.1, scheme="trace", dtype=torch.float32)
+    domain = lamina.Domain(lamina.Sphere(level=4), 0.1, order=2, dtype=torch.float32)
     u = lamina.poisson(domain, rising_rhs, diffusivity=rising)
     assert u.values.dtype == torch.float32
     double = rms_error(lamina.poisson(sphere(0.1), rising_rhs, diffusivity=rising), height)
@@ -227,32 +227,18 @@ def test_heat_decays_at_the_rate_of_the_tensor():
 # The scheme
 
 
-def test_a_scheme_left_open_becomes_the_variational_one_and_says_why():
-    domain = lamina.Domain(lamina.Sphere(level=4), 0.1)
-    assert domain.scheme.name == "coupled"
-    u = lamina.poisson(domain, rising_rhs, diffusivity=rising)
-    assert u.domain.scheme.name == "trace"
-    assert u.report()["scheme"] == "trace"
-    assert u.report()["scheme_reason"] == "needed for a diffusivity"
-    assert rms_error(u, height) <= 1e-3
-    v = lamina.heat(domain, height, 0.1, diffusivity=lambda x: torch.full_like(x[:, 0], 2.0))
-    assert v.domain is u.domain  # made once
-    assert domain.scheme.name == "coupled"
-    assert errors(v.values, math.exp(-0.4) * height(domain.points)).nmae < 2e-3
-
-
-def test_a_scheme_that_was_asked_for_is_not_switched():
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.15, scheme="coupled")
+def test_a_baseline_is_not_replaced_in_silence():
+    domain = lamina.paper.BandDomain(lamina.Sphere(level=3), 0.15, scheme="coupled")
     for call in (
         lambda: lamina.poisson(domain, rising_rhs, diffusivity=rising),
         lambda: lamina.heat(domain, height, 0.1, diffusivity=rising),
     ):
-        with pytest.raises(lamina.InputError, match=r'a diffusivity needs the variational scheme .*scheme="coupled"'):
+        with pytest.raises(lamina.InputError, match="a diffusivity needs functions on cut cells"):
             call()
 
 
 def test_a_number_keeps_the_coupled_scheme_and_its_order():
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.15, scheme="coupled", order=4)
+    domain = lamina.paper.BandDomain(lamina.Sphere(level=3), 0.15, scheme="coupled", order=4)
     exact = height(domain.points)
     assert errors(lamina.poisson(domain, height, diffusivity=2.0).values, -exact / 4).nmae < 1e-4
     assert errors(lamina.poisson(domain, height, diffusivity=2.0, screening=1.0).values, -exact / 5).nmae < 1e-4

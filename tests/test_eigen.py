@@ -11,8 +11,8 @@ from PIL import Image
 from scipy.sparse.linalg import eigsh
 
 import lamina
-from lamina.baselines.fem import cotangent_stiffness, mass_matrix
 from lamina.baselines.reference import refine
+from lamina.geometry.cotangent import cotangent_stiffness, mass_matrix
 from lamina.linear.lobpcg import lobpcg
 from lamina.surfaces.icosphere import icosphere
 
@@ -22,7 +22,7 @@ SPHERE = torch.tensor([d * (d + 1) for d in range(6) for _ in range(2 * d + 1)],
 
 @cache
 def sphere_domain(spacing: float) -> lamina.Domain:
-    return lamina.Domain(lamina.Sphere(level=3), spacing, scheme="trace")
+    return lamina.Domain(lamina.Sphere(level=3), spacing, order=2)
 
 
 @cache
@@ -249,18 +249,9 @@ def test_modes_are_evaluated_saved_and_drawn_like_solutions(tmp_path):
     assert mode.report()["scheme"] == "trace"
 
 
-def test_the_scheme_is_switched_where_it_was_left_open():
-    modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=3), 0.1), 4)
-    assert modes.domain.scheme.name == "trace"
-    assert modes.domain.scheme_reason == "needed for eigenmodes"
-    torch.testing.assert_close(modes.eigenvalues[1:], torch.full((3,), 2.0).double(), rtol=1e-2, atol=0)
-
-
-def test_a_scheme_that_was_asked_for_is_not_switched():
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.15, scheme="coupled")
-    with pytest.raises(
-        lamina.InputError, match=r'eigenmodes needs the variational scheme .* use scheme="trace" or "auto"'
-    ):
+def test_a_baseline_is_not_replaced_in_silence():
+    domain = lamina.paper.BandDomain(lamina.Sphere(level=3), 0.15, scheme="coupled")
+    with pytest.raises(lamina.InputError, match="eigenmodes needs functions on cut cells"):
         lamina.eigenmodes(domain, 4)
 
 
@@ -283,7 +274,7 @@ def test_a_tolerance_out_of_reach_is_an_error_that_says_how_far_it_came():
 
 
 def test_single_precision_agrees_to_its_digits():
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.14, scheme="trace", dtype=torch.float32)
+    domain = lamina.Domain(lamina.Sphere(level=3), 0.14, order=2, dtype=torch.float32)
     modes = lamina.eigenmodes(domain, 9, tolerance=1e-3)
     assert modes.eigenvalues.dtype == modes.unknowns.dtype == torch.float32
     expected = sphere_modes(0.14).eigenvalues[1:9]

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from lamina.baselines.fem import SurfaceFEM, cotangent_stiffness, mass_matrix
+from lamina.baselines.fem import SurfaceFEM
 from lamina.baselines.reference import reference_poisson, refine
 from lamina.errors import InputError
 from lamina.gallery import sphere_poisson
+from lamina.geometry.cotangent import cotangent_stiffness, mass_matrix
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lamina
-from lamina.baselines.fem import mass_matrix
+from lamina.geometry.cotangent import mass_matrix
 from lamina.geometry.lattice import OCTANTS
 from lamina.geometry.triangles import triangle_areas
 from lamina.linear.assembly import assemble
@@ -43,7 +43,7 @@ def mesh(kind: str) -> lamina.Mesh:
 @cache
 def cut(kind: str) -> CutSurface:
     """A sphere of flat faces, and a thin box: several sheets to a cell, creases, slivers."""
-    found = lamina.Domain(mesh(kind), 0.25 if kind == "sphere" else 0.12, scheme="trace").scheme.cut
+    found = lamina.Domain(mesh(kind), 0.25 if kind == "sphere" else 0.12, order=2).scheme.cut
     assert found.conductivity is None
     return found
 
@@ -128,7 +128,7 @@ def test_stabilisation_is_the_energy_along_the_normal_in_whole_cells(kind):
 
 def test_stabilisation_is_strongest_on_a_flat_plate_and_weaker_at_creases():
     flat = lamina.Mesh([[0.0, 0, 0], [1, 0.1, 0], [0, 1, 0.3]], [[0, 1, 2]])
-    c = lamina.Domain(flat, 0.2, scheme="trace").scheme.cut
+    c = lamina.Domain(flat, 0.2, order=2).scheme.cut
     along = torch.einsum("eid,ed->ei", corner_positions(c), c.normal)
     rho = element_energies(stabilisation(c), along) / c.spacing**2
     torch.testing.assert_close(rho, torch.full_like(rho, max(STABILISATION)))
@@ -209,7 +209,7 @@ def test_the_mass_is_symmetric_positive_and_independent_of_the_diffusivity(kind)
 @pytest.mark.parametrize("spacing", [0.3, 0.2])
 def test_the_mass_of_a_curved_surface_is_positive(spacing):
     """Curved pieces and absorbed slivers reach out of their cells, where corner functions are negative."""
-    scheme = lamina.Domain(lamina.Sphere(level=2), spacing, scheme="trace").scheme
+    scheme = lamina.Domain(lamina.Sphere(level=2), spacing, order=2).scheme
     assert float(scheme.cut.local.min()) < -1e-3
     spectrum = torch.linalg.eigvalsh(scheme.M.to_dense())
     assert float(spectrum[0]) >= -1e-14 * float(spectrum[-1])

@@ -9,11 +9,12 @@ import torch
 
 import lamina
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 
 @cache
 def sphere(scheme="trace", spacing=0.2):
-    return lamina.Domain(lamina.Sphere(level=3), spacing, scheme=scheme)
+    return of_scheme(scheme, lamina.Sphere(level=3), spacing)
 
 
 SOLVES = {

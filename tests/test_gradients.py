@@ -7,6 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import lamina
+from schemes import of_scheme
 
 EXACT = {"tolerance": 1e-13}  # finite differences see the last digits
 SCHEMES = pytest.mark.parametrize("scheme", ["trace", "coupled"])
@@ -19,7 +20,7 @@ def domain_of(name, scheme):
         surface = lamina.clip(lamina.Sphere(level=3), lambda x: x[:, 2] - 0.11)
     else:
         surface = lamina.Sphere(level=2) if name == "sphere" else lamina.Torus(1.0, 0.45)
-    return lamina.Domain(surface, 0.3 if scheme == "trace" else 0.25, scheme=scheme, order=2)
+    return of_scheme(scheme, surface, 0.3 if scheme == "trace" else 0.25, order=2)
 
 
 def parameters(count=2):
@@ -153,7 +154,7 @@ def test_of_poisson_to_a_screening_that_varies(name):
 
 
 def test_a_constant_screening_field_is_a_screening():
-    domain = lamina.Domain(lamina.Torus(1.0, 0.45), 0.3, scheme="trace")
+    domain = lamina.Domain(lamina.Torus(1.0, 0.45), 0.3, order=2)
     number, field, values = (
         lamina.poisson(domain, some, screening=s, tolerance=1e-12).values
         for s in (1.7, lambda x: torch.full_like(x[:, 0], 1.7), torch.full_like(domain.points[:, 0], 1.7))
@@ -254,7 +255,7 @@ class Kept:
 
 @SCHEMES
 def test_what_is_kept_does_not_depend_on_the_number_of_cycles(scheme):
-    domain, found = lamina.Domain(lamina.Sphere(level=2), 0.12, scheme=scheme, order=2), []
+    domain, found = of_scheme(scheme, lamina.Sphere(level=2), 0.12, order=2), []
     f = some(domain.points).requires_grad_()
     for tolerance in (1e-3, 1e-12):
         with Kept() as kept:
@@ -305,7 +306,7 @@ def test_checkpoints_keep_less_and_give_the_same_gradients(scheme, steps):
 @SCHEMES
 def test_single_precision_gives_the_same_gradients(scheme):
     domain = domain_of("sphere", scheme)
-    single = lamina.Domain(domain.surface, domain.spacing, scheme=scheme, order=2, dtype=torch.float32)
+    single = of_scheme(scheme, domain.surface, domain.spacing, order=2, dtype=torch.float32)
     found = []
     for d in (domain, single):
         c, shift = (parameters(n).to(d.points.dtype).detach().requires_grad_() for n in (2, 1))
@@ -324,7 +325,7 @@ def test_single_precision_gives_the_same_gradients(scheme):
 def test_gradients_on_the_gpu_are_those_on_the_cpu(scheme):
     found = []
     for device in ("cpu", "cuda"):
-        domain = lamina.Domain(lamina.Sphere(level=2), 0.25, scheme=scheme, order=2, device=device)
+        domain = of_scheme(scheme, lamina.Sphere(level=2), 0.25, order=2, device=device)
         f = some(domain.points).requires_grad_()
         c = torch.tensor(1.7, dtype=torch.float64, device=device, requires_grad=True)
         u = lamina.poisson(domain, f, screening=c, **EXACT).values
@@ -358,7 +359,7 @@ def test_a_screening_of_zero_has_no_gradient_and_says_so():
 @SCHEMES
 def test_heat_with_a_steady_source_tends_to_the_solution_of_poisson(scheme):
     """du/dt = Lap u + 2x on the sphere has the steady state x."""
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.2, scheme=scheme, order=2)
+    domain = of_scheme(scheme, lamina.Sphere(level=3), 0.2, order=2)
     for source in (lambda x: 2 * x[:, 0], 2 * domain.points[:, 0]):
         u = lamina.heat(domain, 0.0, 6.0, source=source, steps=12)
         assert float((u.values - domain.points[:, 0]).abs().max()) < 0.02
@@ -367,7 +368,7 @@ def test_heat_with_a_steady_source_tends_to_the_solution_of_poisson(scheme):
 @SCHEMES
 def test_heat_with_a_source_in_time_is_second_order_in_the_steps(scheme):
     """u = x cos(5 t) on the sphere, for the source x (2 cos(5 t) - 5 sin(5 t))."""
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.2, scheme=scheme, order=2)
+    domain = of_scheme(scheme, lamina.Sphere(level=3), 0.2, order=2)
 
     def source(x, t):
         t = torch.tensor(5 * t)

@@ -10,18 +10,19 @@ import lamina
 from lamina.gallery import sphere_heat
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 HEAT = sphere_heat()
 
 
 @pytest.fixture(scope="module")
 def domain():
-    return lamina.Domain(HEAT.surface(level=4), 0.12, order=4)
+    return lamina.paper.BandDomain(HEAT.surface(level=4), 0.12, scheme="coupled", order=4)
 
 
 @pytest.fixture(scope="module")
 def mesh_domain():
-    return lamina.Domain(lamina.Mesh(*icosphere(3)), 0.15, scheme="trace")
+    return lamina.Domain(lamina.Mesh(*icosphere(3)), 0.15, order=2)
 
 
 def rough(points):
@@ -66,7 +67,7 @@ def test_adaptive_steps_meet_the_accuracy_asked_for(domain):
 
 def test_explicit_euler_is_first_order_and_agrees():
     """On a finer grid: every explicit step interpolates once more, and on a coarse one that is what one sees."""
-    domain = lamina.Domain(HEAT.surface(level=4), 0.03, order=4)
+    domain = lamina.paper.BandDomain(HEAT.surface(level=4), 0.03, scheme="coupled", order=4)
     u = [lamina.heat(domain, HEAT.initial, 0.02, method="euler", steps=n) for n in (139, 278, 556)]
     assert [v.steps for v in u] == [139, 278, 556]
     coarse, fine = (float((a.values - b.values).abs().max()) for a, b in pairwise(u))
@@ -150,7 +151,7 @@ def test_snapshots_are_at_the_asked_times_in_order(domain):
 
 
 def test_single_precision(domain):
-    single = lamina.Domain(HEAT.surface(level=4), 0.12, order=4, dtype=torch.float32)
+    single = lamina.paper.BandDomain(HEAT.surface(level=4), 0.12, scheme="coupled", order=4, dtype=torch.float32)
     u, v = (lamina.heat(d, HEAT.initial, 0.1, accuracy=1e-4).values for d in (domain, single))
     assert v.dtype == torch.float32
     assert errors(v, u).nmae < 1e-3
@@ -188,7 +189,7 @@ def test_an_initial_state_that_is_not_finite_is_refused(domain):
 @pytest.mark.parametrize("scheme", ["trace", "coupled"])
 def test_values_at_vertices_are_taken_to_the_grid_by_a_map_that_is_made_once(scheme, monkeypatch):
     mesh = lamina.Mesh(*icosphere(4))
-    domain = lamina.Domain(mesh, 0.1, scheme=scheme)
+    domain = of_scheme(scheme, mesh, 0.1)
     searched = []
     search = lamina.Mesh.closest_points
     monkeypatch.setattr(lamina.Mesh, "closest_points", lambda self, x: searched.append(len(x)) or search(self, x))
@@ -202,7 +203,7 @@ def test_values_at_vertices_are_taken_to_the_grid_by_a_map_that_is_made_once(sch
 
 @pytest.mark.parametrize("scheme", ["trace", "coupled", "shell"])
 def test_channels_diffuse_side_by_side_however_different_their_sizes(scheme):
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.2, scheme=scheme)
+    domain = of_scheme(scheme, lamina.Sphere(level=3), 0.2)
     x, y, z = domain.points.T
     channels = torch.stack([x, 1e-6 * y * z, torch.ones_like(x)], 1)
     u = lamina.heat(domain, channels, 0.1)

@@ -259,12 +259,13 @@ def test_bad_input_is_refused_in_words(phi, bounds, message):
         Implicit(phi, bounds)
 
 
-def test_networks_are_solved_by_the_trace_scheme_and_smooth_formulas_by_the_coupled_one():
-    def scheme(phi) -> str:
-        return Domain(Implicit(phi, BOX, samples=1000), 0.1).scheme.name
+def test_smooth_formulas_and_networks_are_solved_at_order_3_and_creased_ones_at_order_2():
+    def order(phi) -> int:
+        return Domain(Implicit(phi, BOX, samples=1000), 0.15).order
 
-    assert scheme(Gauge().double()) == "trace"
-    assert scheme(sphere) == "coupled"
+    assert order(Gauge().double()) == 3
+    assert order(sphere) == 3
+    assert order(lambda p: p.abs().amax(1) - 0.9) == 2
 
 
 @pytest.mark.gpu

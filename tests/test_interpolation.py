@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lamina.band import Band, band_radius
 from lamina.errors import InputError
-from lamina.extension.interpolation import Lines, cubic_stencil, interpolation_matrix, lagrange_weights
 from lamina.geometry.lattice import Lattice
+from lamina.paper.interpolation import Lines, cubic_stencil, interpolation_matrix, lagrange_weights
 from lamina.surfaces.analytic import Sphere
 
 ENTRIES = {Lines.NONE: 64, Lines.NEAREST: 70, Lines.BILINEAR: 88}

@@ -7,11 +7,11 @@ import torch
 from scipy.sparse import csr_array
 
 from lamina.band import Band, band_radius
-from lamina.extension.interpolation import Lines
 from lamina.gallery import Problem, ellipsoid_poisson, sphere_poisson
 from lamina.geometry.lattice import Lattice
-from lamina.schemes.coupled import Coupled
-from lamina.schemes.laplacian import diagonal, laplacian_matrix
+from lamina.paper.coupled import Coupled
+from lamina.paper.interpolation import Lines
+from lamina.paper.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.analytic import Torus
 
 ORIGIN = torch.tensor([0.013, -0.021, 0.007], dtype=torch.float64)

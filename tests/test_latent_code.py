@@ -20,7 +20,7 @@ def test_a_latent_code_is_recovered_from_the_temperature_that_its_shape_has(data
             return sign * decoder.net.raw(x, code).reshape(len(x))
 
         surface = lamina.Implicit(phi, shape.box, samples=2000)
-        domain = lamina.Domain(surface, spacing=0.2, scheme="trace", origin=(0.0, 0.0, 0.0))
+        domain = lamina.Domain(surface, spacing=0.2, order=2, origin=(0.0, 0.0, 0.0))
         u = lamina.poisson(domain, lambda x: torch.sin(2 * x[:, 0]) * torch.cos(x[:, 1]) + x[:, 2], screening=2.0)
         return u(sensors)
 

@@ -118,7 +118,7 @@ def test_a_change_of_sign_turns_the_normals_and_nothing_else():
 def test_poisson_is_second_order(problem: Problem, phi):
     found = []
     for h in (0.1, 0.05):
-        domain = lamina.Domain(surface(phi), h, scheme="trace")
+        domain = lamina.Domain(surface(phi), h, order=2)
         u = lamina.poisson(domain, problem.rhs, tolerance=1e-9)
         found.append(errors(u.values, problem.solution(domain.points), remove_mean=True))
     assert found[1].nmae < 3e-4
@@ -201,7 +201,7 @@ def test_no_flux_through_the_rim_of_a_half_sphere():
     half = Implicit(quadric, [[-1.2, -1.2, 0.0], [1.2, 1.2, 1.2]], samples=2000)
     found = []
     for h in (0.1, 0.05):
-        domain = lamina.Domain(half, h, scheme="trace")
+        domain = lamina.Domain(half, h, order=2)
         u = lamina.poisson(domain, lambda x: -6 * x[:, 0] * x[:, 1], tolerance=1e-9)
         found.append(errors(u.values, domain.points[:, 0] * domain.points[:, 1], remove_mean=True).nmae)
     assert found[1] < 3e-4
@@ -225,7 +225,7 @@ def two_sources(x: Tensor) -> Tensor:
 def test_the_sheets_of_a_shell_thinner_than_a_cell_are_independent(cells):
     """Each has its own exact solution, and both their areas."""
     h = 0.1
-    domain = lamina.Domain(Implicit(shell(cells * h), BOX, samples=2000), h, scheme="trace")
+    domain = lamina.Domain(Implicit(shell(cells * h), BOX, samples=2000), h, order=2)
     assert isinstance(domain.scheme, Trace)
     assert domain.component_count == domain.scheme.component_count == 2
     assert domain.quadrature.area == pytest.approx(shell_area(cells * h), rel=1e-7)
@@ -254,7 +254,7 @@ def oblate_area(c: float) -> float:
 
 
 def test_a_lens_of_closest_points_thinner_at_its_rim_than_a_cell():
-    domain = lamina.Domain(lamina.Ellipsoid(1, 1, 0.1), 0.05, scheme="trace")
+    domain = lamina.Domain(lamina.Ellipsoid(1, 1, 0.1), 0.05, order=2)
     assert domain.quadrature.area == pytest.approx(oblate_area(0.1), rel=1e-4)
 
 
@@ -295,5 +295,5 @@ def test_samples_of_an_open_surface_stay_in_the_box_and_reach_its_sides():
 
 def test_sheets_too_close_for_the_finest_pieces_are_said_to_be():
     shell = surface(lambda p: (p.norm(dim=1) - 1).abs() - 0.01)
-    assert "too thin" in " ".join(lamina.Domain(shell, 0.1, scheme="trace").warnings)
-    assert lamina.Domain(surface(lambda p: p.norm(dim=1) - 1), 0.1, scheme="trace").warnings == []
+    assert "too thin" in " ".join(lamina.Domain(shell, 0.1, order=2).warnings)
+    assert lamina.Domain(surface(lambda p: p.norm(dim=1) - 1), 0.1, order=2).warnings == []

@@ -11,7 +11,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import conjugate_gradients, fgmres
 from lamina.linear.multigrid import chebyshev_steps, v_cycle
-from lamina.schemes.coupled import Coupled
+from lamina.paper.coupled import Coupled
 from lamina.surfaces.analytic import Ellipsoid, Sphere, Torus
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.mesh import Mesh

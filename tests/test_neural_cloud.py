@@ -39,7 +39,7 @@ def test_clean_samples_give_the_accuracy_of_the_jet():
     found = {}
     for extension in ("neural", "jet"):
         cloud = lamina.PointCloud(points, normals)
-        domain = lamina.Domain(cloud, 0.1, extension=extension, scheme="coupled", show_progress=False)
+        domain = lamina.paper.BandDomain(cloud, 0.1, extension=extension, scheme="coupled", show_progress=False)
         found[extension] = nmae(domain)
     assert found["neural"] <= 1.05 * found["jet"]
 
@@ -49,7 +49,9 @@ def test_second_order_when_samples_are_refined_with_the_grid():
     for spacing in (0.2, 0.1):
         points, normals = sphere(round(50 / spacing**2))
         cloud = lamina.PointCloud(points, normals)
-        domain = lamina.Domain(cloud, spacing, order=2, extension="neural", scheme="coupled", show_progress=False)
+        domain = lamina.paper.BandDomain(
+            cloud, spacing, order=2, extension="neural", scheme="coupled", show_progress=False
+        )
         found.append(nmae(domain))
     assert found[0] / found[1] > 2**1.7
 
@@ -68,7 +70,7 @@ def test_flipped_normals_are_turned_back():
     turned = torch.rand(COUNT, generator=torch.Generator().manual_seed(0)) < 0.15
     cloud = learned(points, torch.where(turned[:, None], -normals, normals))
     assert float((dot(cloud.normals, points) > 0.9).double().mean()) == 1.0
-    assert nmae(lamina.Domain(cloud, 0.1, scheme="trace", show_progress=False)) < 2e-3
+    assert nmae(lamina.Domain(cloud, 0.1, order=2, show_progress=False)) < 2e-3
 
 
 @pytest.mark.parametrize("with_normals", [True, False])
@@ -83,7 +85,7 @@ def test_outliers_are_left_out(with_normals):
     assert len(fitted) > 3700
     assert "found off the surface" in " ".join(cloud.notes)
     assert float(cloud.areas.sum()) == pytest.approx(4 * torch.pi, rel=0.01)
-    domain = lamina.Domain(cloud, 0.1, scheme="trace", show_progress=False)
+    domain = lamina.Domain(cloud, 0.1, order=2, show_progress=False)
     u = lamina.poisson(domain, PROBLEM.rhs, show_progress=False)
     where = points[:1000]
     assert errors(u(where), PROBLEM.solution(where), remove_mean=True).nmae < 2e-3
@@ -148,7 +150,7 @@ def test_the_surface_and_its_feet_agree():
 def test_open_clouds_end_where_their_samples_do():
     g = torch.Generator().manual_seed(0)
     flat = torch.cat([torch.rand(3000, 2, generator=g).double(), torch.zeros(3000, 1).double()], 1)
-    domain = lamina.Domain(lamina.PointCloud(flat), 0.05, extension="neural", scheme="trace", show_progress=False)
+    domain = lamina.Domain(lamina.PointCloud(flat), 0.05, extension="neural", order=2, show_progress=False)
     assert float(domain.quadrature.weights.sum()) == pytest.approx(1, rel=0.05)
 
 
@@ -160,7 +162,7 @@ def test_the_default_of_clouds_is_the_learned_operator():
     assert few.extension == "jet"
     assert lamina.Domain(lamina.Sphere(), 0.2, show_progress=False).extension == "closest-point"
     mesh = lamina.Sphere(level=4)
-    domain = lamina.Domain(mesh, 0.2, extension="neural", scheme="trace", show_progress=False)
+    domain = lamina.Domain(mesh, 0.2, extension="neural", order=2, show_progress=False)
     assert nmae(domain) < 1e-2
 
 

@@ -10,13 +10,14 @@ from torch.autograd import gradcheck
 import lamina
 from lamina.nn import HeatLayer, PoissonLayer
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 SCHEMES = pytest.mark.parametrize("scheme", ["trace", "coupled"])
 
 
 @cache
 def domain_of(scheme, spacing=0.25, dtype=torch.float64):
-    return lamina.Domain(lamina.Sphere(level=2), spacing, scheme=scheme, order=2, dtype=dtype)
+    return of_scheme(scheme, lamina.Sphere(level=2), spacing, order=2, dtype=dtype)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_the_poisson_layer_is_poisson_column_by_column(scheme, screening):
 
 def test_the_poisson_layer_keeps_conditions():
     surface = lamina.clip(lamina.Sphere(level=3), lambda x: x[:, 2] - 0.11)
-    domain = lamina.Domain(surface, 0.25, scheme="trace")
+    domain = lamina.Domain(surface, 0.25, order=2)
     held = lamina.Dirichlet("rim", lambda x: x[:, 0])
     f = random(len(domain.points), 2)
     u = PoissonLayer(conditions=held, tolerance=1e-12)(f, domain)
@@ -204,15 +205,6 @@ def test_one_channel_may_go_without_a_dimension(domain):
     torch.testing.assert_close(u, layer(u0[:, None])[:, 0])
 
 
-def test_a_domain_that_left_the_scheme_open_makes_the_one_that_layers_need():
-    domain = lamina.Domain(lamina.Sphere(level=2), 0.15)
-    layer, u0 = heat_layer(1, time=0.1, tolerance=1e-12), random(len(domain.points))
-    u = layer(u0, domain)
-    assert domain.scheme.name == "coupled"
-    assert domain.as_trace("") is domain.as_trace("")
-    torch.testing.assert_close(u, layer(u0, domain_of("trace", 0.15)), rtol=1e-8, atol=1e-10)
-
-
 # As modules
 
 
@@ -291,7 +283,7 @@ def test_training_a_small_regressor_lowers_its_loss(domain):
 def test_layers_on_the_gpu_give_what_they_give_on_the_cpu():
     found = []
     for device in ("cpu", "cuda"):
-        domain = lamina.Domain(lamina.Sphere(level=2), 0.25, scheme="trace", device=device)
+        domain = lamina.Domain(lamina.Sphere(level=2), 0.25, order=2, device=device)
         u0 = random(2, len(domain.points), 3).to(device).requires_grad_()
         layer = heat_layer(3, time=[0.1, 0.03, 0.5], tolerance=1e-11).to(device)
         u = PoissonLayer(domain, tolerance=1e-11)(layer(u0, domain))
@@ -339,8 +331,8 @@ def test_bad_options_of_the_heat_layer_are_named(options, message):
         HeatLayer(**{"channels": 2, **options})
 
 
-def test_a_scheme_that_was_asked_for_by_name_is_not_replaced():
-    with pytest.raises(lamina.InputError, match=r'a HeatLayer needs the variational scheme .* scheme="coupled"'):
+def test_a_baseline_is_not_replaced_in_silence():
+    with pytest.raises(lamina.InputError, match="a HeatLayer needs functions on cut cells"):
         heat_layer(1)(random(162), domain_of("coupled"))
 
 
@@ -353,7 +345,7 @@ def test_a_screening_that_is_no_number_is_refused(domain):
 
 def test_vmap_of_gradients_where_the_shape_has_them_too():
     vertices, faces = icosphere(2)
-    domain = lamina.Domain(lamina.Mesh(vertices.clone().requires_grad_(), faces), 0.3, scheme="trace")
+    domain = lamina.Domain(lamina.Mesh(vertices.clone().requires_grad_(), faces), 0.3, order=2)
     layer, f = PoissonLayer(domain, screening=0.7), random(len(vertices), 2)
 
     def loss(f):
@@ -364,10 +356,9 @@ def test_vmap_of_gradients_where_the_shape_has_them_too():
     torch.testing.assert_close(both[:, 1], torch.autograd.grad(loss(one), one)[0], rtol=1e-6, atol=1e-9)
 
 
-def test_layers_that_make_a_trace_domain_keep_the_grid_in_its_place():
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.12, origin=(0.01, 0.02, 0.03))
-    assert domain.scheme.name == "coupled"
-    asked = lamina.Domain(lamina.Sphere(level=3), 0.12, origin=(0.01, 0.02, 0.03), scheme="trace")
-    torch.testing.assert_close(domain.as_trace("").lattice.origin, asked.lattice.origin)
+def test_the_grid_stays_where_the_origin_puts_it():
+    domain = lamina.Domain(lamina.Sphere(level=2), 0.3, origin=(0.01, 0.02, 0.03), order=2)
+    other = lamina.Domain(lamina.Torus(), 0.3, origin=(0.01, 0.02, 0.03), order=2)
+    torch.testing.assert_close(domain.lattice.origin, other.lattice.origin)
     with pytest.raises(lamina.InputError, match="origin must be three finite numbers"):
-        lamina.Domain(lamina.Sphere(level=3), 0.2, origin=(0.0, 0.0))
+        lamina.Domain(lamina.Sphere(level=2), 0.3, origin=(0.0, 1.0))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import lamina
 from lamina.band import Band
 from lamina.errors import InputError
-from lamina.extension.attention import Samples, cover_band, sampled_band
 from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
 from lamina.learn.data import random_rotations
@@ -25,6 +24,7 @@ from lamina.learn.patches import (
     safe_radius,
     samples_in_boxes,
 )
+from lamina.paper.attention import Samples, cover_band, sampled_band
 from lamina.surfaces.icosphere import icosphere
 
 SPACING, RADIUS, K, MARGIN = 0.2, 0.4, 60, 0.5

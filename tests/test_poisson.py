@@ -14,6 +14,7 @@ from lamina.baselines.reference import reference_poisson
 from lamina.gallery import Problem, ellipsoid_poisson, sphere_poisson, torus_poisson
 from lamina.metrics import errors
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 SPHERE = sphere_poisson()
 PROBLEMS = {p.name: p for p in (SPHERE, torus_poisson(), ellipsoid_poisson())}
@@ -21,7 +22,7 @@ PROBLEMS = {p.name: p for p in (SPHERE, torus_poisson(), ellipsoid_poisson())}
 
 @cache
 def domain_of(name: str, spacing: float, order: int) -> lamina.Domain:
-    return lamina.Domain(PROBLEMS[name].surface(), spacing, order=order, scheme="coupled")
+    return lamina.paper.BandDomain(PROBLEMS[name].surface(), spacing, order=order, scheme="coupled")
 
 
 def nmae(u: lamina.Solution, problem: Problem) -> float:
@@ -154,7 +155,7 @@ def test_every_component_has_its_own_mean_removed(scheme):
         on_sphere = torch.where(upper[:, None], (x - shift) / 0.7, x)
         return torch.where(upper, SPHERE.rhs(on_sphere) / 0.49 + 2, SPHERE.rhs(on_sphere) - 1)
 
-    domain = lamina.Domain(mesh, 0.12, scheme=scheme)
+    domain = of_scheme(scheme, mesh, 0.12)
     assert domain.component_count == 2
     u = lamina.poisson(domain, f)
     exact = SPHERE.solution(V).repeat(2)
@@ -192,7 +193,7 @@ def test_incompatible_right_hand_side_loses_its_mean_and_the_warning_says_which(
 
 @pytest.mark.parametrize("scheme", ["trace", "coupled"])
 def test_a_constant_right_hand_side_has_the_zero_solution(scheme):
-    u = lamina.poisson(lamina.Domain(lamina.Mesh(*ellipsoid_mesh(3)), 0.15, scheme=scheme), 3.0)
+    u = lamina.poisson(of_scheme(scheme, lamina.Mesh(*ellipsoid_mesh(3)), 0.15), 3.0)
     assert "mean 3;" in u.warnings[0]
     assert float(u.values.abs().max()) < 1e-8
 
@@ -260,8 +261,8 @@ def test_size_and_place_do_not_matter(scheme):
     V = V @ torch.from_numpy(Rotation.random(random_state=3).as_matrix())
     V = V + 1e-3 * torch.randn(V.shape, generator=torch.Generator().manual_seed(0), dtype=V.dtype)
     scale, shift = 37.0, torch.tensor([5.0, -11.0, 3.0], dtype=torch.float64)
-    here = lamina.Domain(lamina.Mesh(V, F), 0.1, scheme=scheme)
-    there = lamina.Domain(lamina.Mesh(scale * V + shift, F), scale * 0.1, scheme=scheme)
+    here = of_scheme(scheme, lamina.Mesh(V, F), 0.1)
+    there = of_scheme(scheme, lamina.Mesh(scale * V + shift, F), scale * 0.1)
     u = lamina.poisson(here, wave, tolerance=1e-11).values
     v = lamina.poisson(there, lambda x: wave((x - shift) / scale), tolerance=1e-11).values
     torch.testing.assert_close(v, scale**2 * u, rtol=0, atol=1e-9 * scale**2)
@@ -295,7 +296,7 @@ def test_the_numbering_of_vertices_and_faces_does_not_matter():
 def test_the_gpu_gives_what_the_cpu_gives(scheme):
     V, F = ellipsoid_mesh(3)
     u, v = (
-        lamina.poisson(lamina.Domain(lamina.Mesh(V, F), 0.1, scheme=scheme, device=device), wave).values
+        lamina.poisson(of_scheme(scheme, lamina.Mesh(V, F), 0.1, device=device), wave).values
         for device in ("cpu", "cuda")
     )
     torch.testing.assert_close(v.cpu(), u, rtol=0, atol=1e-6)
@@ -305,6 +306,6 @@ def test_the_gpu_gives_what_the_cpu_gives(scheme):
 def test_single_precision_reaches_its_own_tolerance(spacing, scheme):
     values = {}
     for dtype in (torch.float32, torch.float64):
-        domain = lamina.Domain(lamina.Sphere(), spacing, scheme=scheme, dtype=dtype)
+        domain = of_scheme(scheme, lamina.Sphere(), spacing, dtype=dtype)
         values[dtype] = lamina.poisson(domain, lambda x: -2 * x[:, 0]).values.double()
     assert float((values[torch.float32] - values[torch.float64]).abs().max()) < 1e-3

@@ -12,6 +12,7 @@ from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.rim import Rim
 from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 DOWN = torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64)
 TILT = torch.nn.functional.normalize(torch.tensor([0.3, -0.2, 0.93], dtype=torch.float64), dim=0)
@@ -54,12 +55,12 @@ def hemisphere(form: str) -> lamina.Surface:
 
 @cache
 def domain_of(form: str, spacing: float) -> lamina.Domain:
-    return lamina.Domain(hemisphere(form), spacing, scheme="trace")
+    return lamina.Domain(hemisphere(form), spacing, order=2)
 
 
 @cache
 def sphere(spacing: float) -> lamina.Domain:
-    return lamina.Domain(lamina.Sphere(level=4), spacing, scheme="trace")
+    return lamina.Domain(lamina.Sphere(level=4), spacing, order=2)
 
 
 def rim_of(domain: lamina.Domain) -> Rim:
@@ -159,7 +160,7 @@ def test_a_sampled_surface_ends_where_its_samples_say(extension, on_rim, spacing
     r = (torch.arange(1000).double() + 0.5) / 1000
     exact = float((2 * math.pi * r * (1 + 0.36 * r**2).sqrt()).mean())  # |grad z|^2 = 0.36 r^2
     cloud = lamina.PointCloud(*saddle_disc(count, 0, on_rim))
-    domain = lamina.Domain(cloud, 0.05, scheme="trace", extension=extension, show_progress=False)
+    domain = lamina.Domain(cloud, 0.05, order=2, extension=extension, show_progress=False)
     strip = (domain.quadrature.area - exact) / (2 * math.pi)
     assert abs(strip) < spacings * (exact / count) ** 0.5
 
@@ -195,7 +196,7 @@ def test_the_rim_of_a_mesh_is_as_long_as_its_open_edges_whatever_the_grid(spacin
 def test_the_length_of_a_rim_is_of_second_order_or_better():
     found = []
     for spacing in (0.2, 0.1, 0.05):
-        rim = rim_of(lamina.Domain(lamina.clip(lamina.Sphere(level=4), over_tilt), spacing, scheme="trace"))
+        rim = rim_of(lamina.Domain(lamina.clip(lamina.Sphere(level=4), over_tilt), spacing, order=2))
         found.append(abs(length(rim) / (2 * math.pi * math.sqrt(1 - OFF**2)) - 1))
     assert found[2] <= 1e-7
     assert math.log2(found[0] / found[2]) / 2 >= 2
@@ -204,7 +205,7 @@ def test_the_length_of_a_rim_is_of_second_order_or_better():
 def test_tangents_of_a_tilted_rim_lead_off_the_surface_and_are_of_first_order():
     found = []
     for spacing in (0.1, 0.05):
-        rim = rim_of(lamina.Domain(lamina.clip(lamina.Sphere(level=4), over_tilt), spacing, scheme="trace"))
+        rim = rim_of(lamina.Domain(lamina.clip(lamina.Sphere(level=4), over_tilt), spacing, order=2))
         exact = (rim.points @ TILT)[:, None] * rim.points - TILT
         exact = exact / exact.norm(dim=1, keepdim=True)
         away = (rim.outward - exact).norm(dim=1)
@@ -231,7 +232,7 @@ def laplacian(x):
 @pytest.mark.parametrize("side", [1, -1])
 def test_what_flows_out_through_the_rim_is_the_integral_of_the_laplacian(side):
     """int Lap u = int_rim du/dn on either part of the sphere."""
-    domain = lamina.Domain(lamina.clip(lamina.Sphere(level=4), lambda x: side * over_tilt(x)), 0.1, scheme="trace")
+    domain = lamina.Domain(lamina.clip(lamina.Sphere(level=4), lambda x: side * over_tilt(x)), 0.1, order=2)
     rim = rim_of(domain)
     out = float((rim.weights * (gradient(rim.points) * rim.outward).sum(1)).sum())
     assert domain.quadrature.integral(laplacian) == pytest.approx(out, abs=1e-4)
@@ -266,7 +267,7 @@ def test_loops_are_numbered_from_the_longest(low, high):
 
 
 def test_half_a_torus_ends_in_two_circles():
-    domain = lamina.Domain(lamina.clip(lamina.Torus(1.0, 0.4), lambda x: x[:, 1]), 0.1, scheme="trace")
+    domain = lamina.Domain(lamina.clip(lamina.Torus(1.0, 0.4), lambda x: x[:, 1]), 0.1, order=2)
     rim = rim_of(domain)
     assert domain.quadrature.area == pytest.approx(2 * math.pi**2 * 0.4, rel=1e-5)
     assert set(rim.loop.tolist()) == {0, 1}
@@ -373,7 +374,7 @@ def whole_sphere(form: str) -> lamina.Domain:
         surface = lamina.Mesh(*icosphere(3))
     else:
         surface = lamina.Implicit(unit_sphere, [[-1.2, -1.2, -1.2], [1.2, 1.2, 1.2]], samples=2000)
-    return lamina.Domain(surface, 0.15, scheme="trace")
+    return lamina.Domain(surface, 0.15, order=2)
 
 
 @pytest.mark.parametrize("form", ["sphere", "mesh", "implicit"])
@@ -418,7 +419,7 @@ def test_a_seam_may_run_between_the_vertices_of_a_mesh_or_along_its_edges(count)
 
 def test_the_tangents_of_a_rim_do_not_depend_on_where_the_lattice_lies():
     """The lattice of the coupled scheme has a plane in that of the cut."""
-    domain = lamina.Domain(hemisphere("sphere"), 0.1, scheme="coupled")
+    domain = lamina.paper.BandDomain(hemisphere("sphere"), 0.1, scheme="coupled")
     rim = rim_of(domain)
     assert length(rim) == pytest.approx(2 * math.pi, rel=1e-6)
     away = (rim.outward - DOWN).norm(dim=1)
@@ -478,7 +479,7 @@ def test_samples_of_a_clipped_surface_lie_on_what_is_left(form):
 
 @pytest.mark.parametrize("scheme", ["trace", "coupled"])
 def test_a_clipped_surface_in_single_precision(scheme):
-    domain = lamina.Domain(hemisphere("sphere"), 0.2, scheme=scheme, dtype=torch.float32)
+    domain = of_scheme(scheme, hemisphere("sphere"), 0.2, dtype=torch.float32)
     rim = rim_of(domain)
     assert rim.points.dtype == torch.float32
     assert length(rim) == pytest.approx(2 * math.pi, rel=1e-4)
@@ -487,7 +488,7 @@ def test_a_clipped_surface_in_single_precision(scheme):
 @pytest.mark.parametrize("form", ["mesh", "sphere"])
 def test_clipping_twice_leaves_a_quarter_with_a_rim_of_two_half_circles(form):
     surface = lamina.clip(hemisphere(form), lambda x: x[:, 0])
-    domain = lamina.Domain(surface, 0.1, scheme="trace")
+    domain = lamina.Domain(surface, 0.1, order=2)
     assert domain.quadrature.area == pytest.approx(math.pi, rel=2e-3 if form == "mesh" else 1e-5)
     rim = rim_of(domain)
     assert bool((rim.points[:, [0, 2]] >= -1e-4).all())
@@ -506,7 +507,7 @@ def test_a_seam_on_a_clipped_surface_ends_at_its_rim():
 
 def test_clipping_nothing_off_leaves_a_closed_surface():
     surface = lamina.clip(lamina.Sphere(level=3), lambda x: x[:, 2] + 5)
-    domain = lamina.Domain(surface, 0.3, scheme="trace")
+    domain = lamina.Domain(surface, 0.3, order=2)
     assert domain.rim is None
     assert domain.quadrature.area == pytest.approx(4 * math.pi, rel=1e-3)
 

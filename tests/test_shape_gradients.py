@@ -11,14 +11,15 @@ import pytest
 import torch
 
 import lamina
-from lamina.extension.attention import Attention
 from lamina.geometry import footprints
 from lamina.learn.checkpoint import shipped_fit_network
 from lamina.learn.network import AttentionNetwork, NetworkConfig
+from lamina.paper.attention import Attention
 from lamina.surfaces.analytic import _torus_grid
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.neural_cloud import NeuralCloud
 from lamina.surfaces.splats import Splats
+from schemes import of_scheme
 from test_splats import discs
 
 SCHEMES = pytest.mark.parametrize("scheme", ["trace", "coupled"])
@@ -43,7 +44,7 @@ def fibonacci(n):
 
 
 def domain_of(surface, scheme, spacing, **options):
-    return lamina.Domain(surface, spacing, scheme=scheme, order=2, origin=(0.0, 0.0, 0.0), **options)
+    return of_scheme(scheme, surface, spacing, order=2, origin=(0.0, 0.0, 0.0), **options)
 
 
 def at_sensors(u):
@@ -297,7 +298,9 @@ def test_to_the_weights_of_the_attention_network(scheme):
     network = AttentionNetwork(NetworkConfig(k=120, width=6, spacing=0.2, activation="relu")).double()
 
     def function(network):
-        domain = lamina.Domain(lamina.Sphere(level=2), 0.25, extension=Attention(network, tolerance=0.0), scheme=scheme)
+        domain = lamina.paper.BandDomain(
+            lamina.Sphere(level=2), 0.25, extension=Attention(network, tolerance=0.0), scheme=scheme
+        )
         return seen(lamina.poisson(domain, f, screening=1.0, tolerance=1e-12))
 
     ours, theirs, size = module_slopes(function, network)

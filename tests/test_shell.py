@@ -14,15 +14,15 @@ import lamina
 from hemisphere import half_icosphere
 from lamina.band import Band
 from lamina.errors import InputError
-from lamina.extension.interpolation import Lines, interpolation_matrix, linear_stencil
-from lamina.extension.rbf import rbf_matrix
 from lamina.gallery import sphere_poisson
 from lamina.geometry.lattice import Lattice
 from lamina.linear.assembly import rows_to_csr
 from lamina.linear.multigrid import v_cycle
 from lamina.metrics import errors
-from lamina.schemes.laplacian import laplacian_matrix, staircase_laplacian
-from lamina.schemes.shell import Shell
+from lamina.paper.interpolation import Lines, interpolation_matrix, linear_stencil
+from lamina.paper.laplacian import laplacian_matrix, staircase_laplacian
+from lamina.paper.rbf import rbf_matrix
+from lamina.paper.shell import Shell
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.icosphere import icosphere
 
@@ -495,7 +495,7 @@ def test_held_rims_in_explicit_steps_are_first_order() -> None:
     hemisphere = half_icosphere(5)
     found = []
     for spacing in (0.2, 0.1):
-        domain = lamina.Domain(hemisphere, spacing, scheme="shell", show_progress=False)
+        domain = lamina.paper.BandDomain(hemisphere, spacing, scheme="shell", show_progress=False)
         u = lamina.heat(domain, 0.0, 4.0, lamina.Dirichlet("rim", harmonic), show_progress=False)
         found.append(errors(u.values, harmonic(domain.points)).nrmse)
     assert found[1] < 0.03
@@ -504,9 +504,11 @@ def test_held_rims_in_explicit_steps_are_first_order() -> None:
 
 def test_explicit_steps_refuse_other_conditions() -> None:
     message = "Explicit steps know Dirichlet conditions on rims alone"
-    half = lamina.Domain(lamina.clip(lamina.Sphere(), lambda p: p[:, 2]), 0.25, scheme="shell", show_progress=False)
+    half = lamina.paper.BandDomain(
+        lamina.clip(lamina.Sphere(), lambda p: p[:, 2]), 0.25, scheme="shell", show_progress=False
+    )
     with pytest.raises(lamina.InputError, match=message):
         lamina.heat(half, 0.0, 0.1, lamina.Neumann("rim", 1.0))
-    whole = lamina.Domain(lamina.Sphere(), 0.25, scheme="shell", show_progress=False)
+    whole = lamina.paper.BandDomain(lamina.Sphere(), 0.25, scheme="shell", show_progress=False)
     with pytest.raises(lamina.InputError, match=message):
         lamina.heat(whole, 0.0, 0.1, lamina.Dirichlet("rim", 1.0))

@@ -11,20 +11,20 @@ import torch
 
 import lamina
 from lamina.cli import sampled
-from lamina.extension.attention import Attention
 from lamina.gallery import sphere_poisson
 from lamina.learn.checkpoint import SHIPPED, load_network, load_tensors, shipped_network
 from lamina.learn.data import patch_data, random_rotations
 from lamina.learn.network import NetworkConfig
 from lamina.learn.training import validation_error
 from lamina.metrics import errors
+from lamina.paper.attention import Attention
 
 EXPERIMENT = Path(__file__).parent.parent / "experiments" / "train_attention"
 
 
 @cache
 def sphere(spacing: float, extension: str) -> lamina.Domain:
-    return lamina.Domain(lamina.Sphere(), spacing, extension=extension, scheme="shell")
+    return lamina.paper.BandDomain(lamina.Sphere(), spacing, extension=extension, scheme="shell")
 
 
 def test_the_file_is_small_and_says_how_it_was_made():
@@ -44,7 +44,7 @@ def test_poisson_on_the_sphere_has_the_error_of_the_paper_at_a_thousand_samples(
     """The paper: 1.24e-2; the exact extension in the same scheme: 1.9e-2, for the error is the scheme's."""
     problem = sphere_poisson()
     cloud = sampled(lamina.Sphere(), 1000, 0.0, 3)
-    domain = lamina.Domain(cloud, 0.05, extension="attention")
+    domain = lamina.paper.BandDomain(cloud, 0.05, extension="attention")
     assert (domain.scheme.name, domain.extension) == ("shell", "attention")
     feet = lamina.Sphere().closest_points(cloud.points).points
     nmae = errors(lamina.poisson(domain, problem.rhs).values, problem.solution(feet), remove_mean=True).nmae
@@ -96,7 +96,7 @@ def test_a_rigid_motion_changes_no_more_than_the_grid_does_with_the_exact_extens
         found = []
         for turn, shift in zip(turns, shifts, strict=True):
             surface = lamina.SphericalMap(lambda s, turn=turn, shift=shift: (s * semi) @ turn.T + shift, level=4)
-            domain = lamina.Domain(surface, 0.1, extension=extension, scheme="shell")
+            domain = lamina.paper.BandDomain(surface, 0.1, extension=extension, scheme="shell")
 
             def f(x, turn=turn, shift=shift):
                 x = (x - shift) @ turn
@@ -113,8 +113,8 @@ def test_other_weights_are_taken_from_a_file(tmp_path):
     from lamina.learn.checkpoint import save_network
 
     path = save_network(tmp_path / "net.safetensors", shipped_network())
-    other = lamina.Domain(lamina.Sphere(), 0.2, extension=Attention(path))
-    own = lamina.Domain(lamina.Sphere(), 0.2, extension="attention")
+    other = lamina.paper.BandDomain(lamina.Sphere(), 0.2, extension=Attention(path))
+    own = lamina.paper.BandDomain(lamina.Sphere(), 0.2, extension="attention")
     assert torch.equal(other.scheme.E.values(), own.scheme.E.values())
 
 
@@ -122,7 +122,7 @@ def test_other_weights_are_taken_from_a_file(tmp_path):
 def test_a_gpu_gives_the_same_operator():
     fields = {}
     for device in ("cpu", "cuda"):
-        domain = lamina.Domain(lamina.Ellipsoid(), 0.1, extension="attention", device=device)
+        domain = lamina.paper.BandDomain(lamina.Ellipsoid(), 0.1, extension="attention", device=device)
         x = domain.scheme.band.lattice.position(domain.scheme.band.ijk)
         fields[device] = (domain.scheme.E @ torch.sin(3 * x).prod(1)).cpu()
     torch.testing.assert_close(fields["cuda"], fields["cpu"], atol=1e-4, rtol=1e-4)

@@ -11,9 +11,13 @@ import lamina
 from lamina import sizing
 from lamina.gallery import sphere_poisson
 from lamina.metrics import errors
+from lamina.paper.domain import NEEDS as BASELINES
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 SPHERE = lamina.Sphere()
+NEEDS = {"order 2": sizing.ORDER[2], "order 3": sizing.ORDER[3], **BASELINES}
+COUPLED = NEEDS["coupled"]
 
 
 def ellipsoid_mesh(*axes, level=5, centre=(0.0, 0.0, 0.0)):
@@ -31,12 +35,13 @@ def number_after(words, text):
 
 
 @pytest.mark.parametrize("name", ["sphere", "torus", "ellipsoid", "spike", "starfruit"])
-@pytest.mark.parametrize("scheme", ["coupled", "trace"])
+@pytest.mark.parametrize("scheme", ["coupled", "order 2", "order 3"])
 def test_default_is_fine_enough_to_see_the_shape_and_coarse_enough_to_solve_soon(name, scheme):
     surface = lamina.load(name)
-    spacing = sizing.choose_spacing(surface, scheme)
-    assert sizing.extent(surface) / 200 <= spacing <= sizing.extent(surface) / 38
-    assert sizing.estimated_nodes(surface, spacing, scheme) <= 1.1 * sizing.MOST_DEFAULT_NODES
+    needs = NEEDS[scheme]
+    spacing = sizing.choose_spacing(surface, needs)
+    assert sizing.extent(surface) / 200 <= spacing <= sizing.extent(surface) / (0.95 * needs.cells)
+    assert sizing.estimated_nodes(surface, spacing, needs) <= 1.1 * sizing.MOST_DEFAULT_NODES
     assert float(f"{spacing:.2g}") == spacing
 
 
@@ -50,31 +55,34 @@ def test_default_solves_the_sphere_well():
 @pytest.mark.parametrize("scale", [1e-3, 250.0])
 def test_default_follows_the_units_of_the_file(scale):
     V, F = ellipsoid_mesh(1.0, 0.5, 0.3, level=4)
-    small, large = (sizing.choose_spacing(lamina.Mesh(s * V, F), "coupled") for s in (1.0, scale))
+    small, large = (sizing.choose_spacing(lamina.Mesh(s * V, F), COUPLED) for s in (1.0, scale))
     assert large == pytest.approx(scale * small, rel=0.03)
 
 
 def test_thin_shapes_get_finer_grids():
     thick, thin = (lamina.Mesh(*ellipsoid_mesh(1.0, 1.0, c)) for c in (1.0, 0.2))
-    assert sizing.choose_spacing(thin, "coupled") < 0.8 * sizing.choose_spacing(thick, "coupled")
+    assert sizing.choose_spacing(thin, COUPLED) < 0.8 * sizing.choose_spacing(thick, COUPLED)
 
 
 def test_a_cloud_is_not_resolved_more_finely_than_it_was_sampled():
     samples = SPHERE.sample(300)
     cloud = lamina.PointCloud(samples.points, samples.normals)
-    assert sizing.choose_spacing(cloud, "coupled") >= 0.9 * math.sqrt(4 * math.pi / 300)
+    assert sizing.choose_spacing(cloud, COUPLED) >= 0.9 * math.sqrt(4 * math.pi / 300)
 
 
-@pytest.mark.parametrize(("scheme", "surface"), [("coupled", SPHERE), ("trace", lamina.Mesh(*icosphere(3)))])
+@pytest.mark.parametrize(
+    ("scheme", "surface"), [("coupled", SPHERE), ("order 3", SPHERE), ("trace", lamina.Mesh(*icosphere(3)))]
+)
 @pytest.mark.parametrize("spacing", [0.1, 0.05])
 def test_estimated_nodes_are_about_those_that_come(scheme, surface, spacing):
-    nodes = lamina.Domain(surface, spacing, scheme=scheme).unknowns
-    assert sizing.estimated_nodes(surface, spacing, scheme) == pytest.approx(nodes, rel=0.25)
+    nodes = of_scheme(scheme, surface, spacing).unknowns
+    needs = NEEDS["order 2" if scheme == "trace" else scheme]
+    assert sizing.estimated_nodes(surface, spacing, needs) == pytest.approx(nodes, rel=0.25)
 
 
-@pytest.mark.parametrize("scheme", ["coupled", "trace"])
+@pytest.mark.parametrize("scheme", ["coupled", "trace", "order 3"])
 def test_nodes_may_be_asked_for_instead_of_a_spacing(scheme):
-    domain = lamina.Domain(SPHERE, nodes=12_000, scheme=scheme)
+    domain = of_scheme(scheme, SPHERE, nodes=12_000)
     assert domain.unknowns == pytest.approx(12_000, rel=0.25)
 
 
@@ -89,7 +97,7 @@ def plate_beside_ball():
 
 
 def test_warning_says_how_much_is_thin_and_where():
-    text = sizing.thin_warning(plate_beside_ball(), 0.1, "coupled")
+    text = sizing.thin_warning(plate_beside_ball(), 0.1, COUPLED)
     assert text is not None
     share = float(text.split("%")[0])
     assert 30 < share < 45  # the plate has 6.3 of an area of 18.9
@@ -101,28 +109,28 @@ def test_warning_says_how_much_is_thin_and_where():
 
 def test_spacing_that_the_warning_names_gives_no_warning():
     mesh = lamina.Mesh(*ellipsoid_mesh(1.0, 0.6, 0.3, level=4))
-    text = sizing.thin_warning(mesh, 0.2, "coupled")
+    text = sizing.thin_warning(mesh, 0.2, COUPLED)
     assert text is not None
     enough = number_after("spacing", text.split("Use")[1])
     assert enough < 0.2
-    assert sizing.thin_warning(mesh, enough, "coupled") is None
+    assert sizing.thin_warning(mesh, enough, COUPLED) is None
 
 
 def test_thick_shapes_give_no_warning():
     for surface in (SPHERE, lamina.Torus(), lamina.Mesh(*icosphere(4))):
-        assert sizing.thin_warning(surface, 0.05, "coupled") is None
+        assert sizing.thin_warning(surface, 0.05, COUPLED) is None
 
 
 def test_noise_is_not_taken_for_thin_parts():
     from lamina.cli import sampled
 
     cloud = sampled(SPHERE, 10_000, 0.01, seed=0)
-    assert sizing.thin_warning(cloud, 0.05, "coupled") is None
-    assert sizing.choose_spacing(cloud, "coupled") == pytest.approx(0.05, rel=0.1)
+    assert sizing.thin_warning(cloud, 0.05, COUPLED) is None
+    assert sizing.choose_spacing(cloud, COUPLED) == pytest.approx(0.05, rel=0.1)
 
 
 def test_warning_reaches_the_domain_and_the_report():
-    domain = lamina.Domain(lamina.Mesh(*ellipsoid_mesh(1.0, 0.6, 0.3, level=3)), 0.15, scheme="coupled")
+    domain = lamina.paper.BandDomain(lamina.Mesh(*ellipsoid_mesh(1.0, 0.6, 0.3, level=3)), 0.15, scheme="coupled")
     assert any("thinner than" in w for w in domain.warnings)
     u = lamina.poisson(domain, lambda x: x[:, 0], raise_on_failure=False)
     assert any("thinner than" in w for w in u.report()["warnings"])
@@ -136,22 +144,30 @@ def test_a_grid_that_does_not_fit_is_refused_in_bytes_before_anything_is_allocat
         raise AssertionError("work began")
 
     monkeypatch.setattr(sizing, "_free_memory", lambda device: 1e9)
-    monkeypatch.setattr("lamina.domain.build_scheme", build)
+    monkeypatch.setattr("lamina.domain.cut_surface", build)
     with pytest.raises(lamina.InputError, match="bytes are free") as caught:
-        lamina.Domain(SPHERE, 0.001)
+        lamina.Domain(SPHERE, 0.001, order=3)
     text = str(caught.value)
     needed = number_after("which need about", text)
-    assert needed == pytest.approx(4 * math.pi * sizing.DENSITY["coupled"] / 1e-6 * sizing.BYTES["coupled"], rel=0.01)
+    assert needed == pytest.approx(4 * math.pi * sizing.ORDER[3].density / 1e-6 * sizing.ORDER[3].bytes, rel=0.01)
     assert "1e+09 bytes are free" in text
     fitting = number_after("a spacing of at least", text)
     with pytest.raises(AssertionError, match="work began"):
-        lamina.Domain(SPHERE, fitting)
+        lamina.Domain(SPHERE, fitting, order=3)
 
 
-def test_estimate_of_memory_covers_what_the_operators_take():
-    domain = lamina.Domain(SPHERE, 0.06)
+@pytest.mark.parametrize("order", [2, 3])
+def test_estimate_of_memory_covers_what_the_operators_take(order):
+    domain = lamina.Domain(SPHERE, 0.08, order=order)
     stored = sum(size for *_, size in domain.scheme.table())
-    assert stored < domain.unknowns * sizing.BYTES["coupled"]
+    assert stored < domain.unknowns * sizing.ORDER[order].bytes
+
+
+def test_auto_takes_order_2_where_order_3_would_not_fit(monkeypatch):
+    monkeypatch.setattr(sizing, "_free_memory", lambda device: 2e8)
+    domain = lamina.Domain(SPHERE, 0.05)
+    assert domain.order == 2
+    assert "bytes are free" in domain.order_reason
 
 
 @pytest.mark.parametrize(
@@ -165,14 +181,13 @@ def test_estimate_of_memory_covers_what_the_operators_take():
         ({"spacing": 0.9}, r"spacing 0.9 is too coarse for a shape 2 long.*use at most 0\.25"),
         ({"nodes": 10}, "nodes must be at least 100, got 10"),
         ({"spacing": 0.1, "nodes": 1000}, "Give spacing or nodes, not both"),
-        ({"spacing": 0.1, "order": 5}, r'order must be one of \(2, 3, 4\), or "auto", got 5'),
-        ({"spacing": 0.1, "scheme": "magic"}, "Unknown scheme 'magic'; known: auto, coupled, trace"),
+        ({"spacing": 0.1, "order": 5}, r'order must be 2, 3 or "auto", got 5'),
+        ({"spacing": 0.1, "scheme": "magic"}, "Unknown scheme 'magic'; leave it out"),
         (
             {"spacing": 0.1, "extension": "magic"},
             "Unknown extension 'magic'; known: auto, closest-point, jet",
         ),
         ({"spacing": 0.1, "dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
-        ({"spacing": 0.1, "scheme": "trace", "order": 4}, 'scheme="trace" is of order 2'),
     ],
 )
 def test_bad_domains_are_named(options, message):
@@ -204,7 +219,7 @@ def test_printing_a_domain_shows_its_levels():
             line.split()[:4] == [str(i), f"{spacing:.4g}", str(unknowns), str(entries)] for line in text.splitlines()
         )
     assert "sphere" in text
-    assert "coupled scheme, order 2, extension closest-point, spacing 0.1" in text
+    assert "order 2 (asked for), extension closest-point, spacing 0.1" in text
 
 
 def test_the_default_spacing_gives_no_warning_about_itself():
@@ -212,7 +227,7 @@ def test_the_default_spacing_gives_no_warning_about_itself():
     V, F = ellipsoid_mesh(1.0, 1.0, 1.0, level=4)
     W, G = ellipsoid_mesh(0.25, 0.1, 0.018, centre=(2.0, 0.0, 0.0))
     mesh = lamina.Mesh(torch.cat([V, W, W + 0.9]), torch.cat([F, G + len(V), G + len(V) + len(W)]))
-    assert 0.002 < sizing.thin_share(mesh, sizing.choose_spacing(mesh, "trace"), "trace") < 0.05
+    assert 0.002 < sizing.thin_share(mesh, sizing.choose_spacing(mesh, NEEDS["order 2"]), NEEDS["order 2"]) < 0.05
     assert lamina.Domain(mesh).warnings == []
 
 

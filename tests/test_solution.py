@@ -19,7 +19,7 @@ SPHERE = sphere_poisson()
 
 @pytest.fixture(scope="module")
 def solution():
-    return lamina.poisson(lamina.Domain(SPHERE.surface(level=4), 0.12, order=4), SPHERE.rhs)
+    return lamina.poisson(lamina.paper.BandDomain(SPHERE.surface(level=4), 0.12, scheme="coupled", order=4), SPHERE.rhs)
 
 
 @pytest.fixture(scope="module")

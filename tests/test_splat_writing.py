@@ -223,7 +223,7 @@ def original(tmp_path_factory):
 def solved(original):
     surface = lamina.load(original[0])
     assert isinstance(surface, Splats)
-    return lamina.heat(lamina.Domain(surface, spacing=0.25, scheme="trace"), lambda x: x[:, 2], time=0.01)
+    return lamina.heat(lamina.Domain(surface, spacing=0.25, order=2), lambda x: x[:, 2], time=0.01)
 
 
 def assert_same_gaussians(found, rows, limits):

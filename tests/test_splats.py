@@ -15,6 +15,7 @@ from lamina.metrics import errors
 from lamina.surfaces.formats import READERS
 from lamina.surfaces.splats import Splats, axes_of
 from lamina.view.colours import colourise
+from schemes import of_scheme
 
 
 def uniform(*shape, seed):
@@ -125,7 +126,7 @@ def test_poisson_on_the_sphere(ball, scheme, most):
     _, splats = ball
     problem = gallery.sphere_poisson()
     assert problem.solution is not None
-    u = lamina.poisson(lamina.Domain(splats, spacing=0.1, scheme=scheme), problem.rhs)
+    u = lamina.poisson(of_scheme(scheme, splats, spacing=0.1), problem.rhs)
     on_sphere = splats.points / splats.points.norm(dim=1, keepdim=True)
     assert errors(u.values, problem.solution(on_sphere), remove_mean=True).nrmse < most
 
@@ -162,7 +163,7 @@ def test_gaussians_apart_from_one_another_are_refused_in_words():
 
 def test_a_field_goes_back_to_all_gaussians(ball, tmp_path):
     counts, splats = ball
-    u = lamina.heat(lamina.Domain(splats, spacing=0.2, scheme="trace"), lambda x: x[:, 2], time=0.01)
+    u = lamina.heat(lamina.Domain(splats, spacing=0.2, order=2), lambda x: x[:, 2], time=0.01)
     path = u.save(tmp_path / "u.ply")
     vertex = PlyData.read(str(path))["vertex"]
     assert vertex.count == sum(counts)
@@ -185,7 +186,7 @@ def test_a_field_goes_back_to_all_gaussians(ball, tmp_path):
 @pytest.mark.parametrize("form", ["compressed.ply", "splat", "spz", "sog"])
 def test_a_solution_goes_back_into_the_format_of_the_splats(ball, tmp_path, form):
     counts, splats = ball
-    u = lamina.heat(lamina.Domain(splats, spacing=0.25, scheme="trace"), lambda x: x[:, 2], time=0.01)
+    u = lamina.heat(lamina.Domain(splats, spacing=0.25, order=2), lambda x: x[:, 2], time=0.01)
     path = u.save(tmp_path / f"u.{form}")
     again = lamina.load(path)
     assert isinstance(again, Splats)
@@ -199,7 +200,7 @@ def test_a_solution_goes_back_into_the_format_of_the_splats(ball, tmp_path, form
 
 
 def test_an_unknown_extension_names_what_can_be_written_for_splats(ball, tmp_path):
-    u = lamina.heat(lamina.Domain(ball[1], spacing=0.25, scheme="trace"), lambda x: x[:, 2], time=0.01)
+    u = lamina.heat(lamina.Domain(ball[1], spacing=0.25, order=2), lambda x: x[:, 2], time=0.01)
     listed = r"none of \.ply, \.compressed\.ply, \.splat, \.spz, \.sog, \.npz, \.vtu, \.html\."
     with pytest.raises(lamina.InputError, match=listed):
         u.save(tmp_path / "u.ksplat")
@@ -221,7 +222,7 @@ def test_a_trained_unicorn_has_the_area_and_the_mean_of_an_independent_measureme
     splats = lamina.load(data / "splats" / "unicorn_stuffy_sh0.ply")
     assert isinstance(splats, Splats)
     assert splats.dropped["hidden"] > 3000
-    domain = lamina.Domain(splats, spacing=0.03, scheme="trace")
+    domain = lamina.Domain(splats, spacing=0.03, order=2)
     width = float(splats.points[:, 2].max() - splats.points[:, 2].min())
     quadrature = domain.quadrature
     assert abs(quadrature.mean(lambda x: x[:, 2]) - 0.0573) / width < 5e-3

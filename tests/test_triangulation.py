@@ -163,7 +163,7 @@ def compare_with_fits(surface, count: int, spacing: float) -> tuple[float, float
     feet, probes = surface.sample(count, 0), surface.sample(2000, 1).points
 
     def solution(of):
-        domain = lamina.Domain(of, spacing, scheme="trace", show_progress=False)
+        domain = lamina.Domain(of, spacing, order=2, show_progress=False)
         return lamina.poisson(domain, lambda x: torch.sin(2 * x[:, 0]) + x[:, 2], show_progress=False)(probes)
 
     cloud = lamina.PointCloud(feet.points, feet.normals)

@@ -26,6 +26,7 @@ from lamina.view.normals import corner_normals
 from lamina.view.page import MISSING, _template, page
 from lamina.view.render import render
 from lamina.view.scene import Scene, grid_nodes, read_scene, scene_of
+from schemes import of_scheme
 
 ROOT = Path(__file__).resolve().parent.parent
 WEB = Path(lamina.__file__).parent / "view" / "web"
@@ -187,7 +188,7 @@ def cylinder(around=24):
 
 @pytest.fixture(scope="module")
 def flow():
-    domain = lamina.Domain(lamina.Sphere(level=3), 0.12, scheme="coupled", show_progress=False)
+    domain = lamina.paper.BandDomain(lamina.Sphere(level=3), 0.12, scheme="coupled", show_progress=False)
     return lamina.heat(domain, lambda x: x[:, 0], 0.1, frames=5, accuracy=1e-3)
 
 
@@ -216,7 +217,7 @@ def test_a_solution_can_be_compared_with_functions_values_and_solutions(flow):
 
 @pytest.mark.parametrize("scheme", ["coupled", "trace", "shell"])
 def test_the_band_of_every_scheme_lies_about_the_surface(scheme):
-    domain = lamina.Domain(lamina.Sphere(level=2), 0.2, scheme=scheme)
+    domain = of_scheme(scheme, lamina.Sphere(level=2), 0.2)
     nodes = grid_nodes(domain)
     # In the trace scheme a corner may have an unknown for each sheet.
     assert 0.95 * domain.unknowns < len(nodes) <= domain.unknowns

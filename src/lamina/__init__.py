@@ -10,10 +10,9 @@ True
 
 import warnings as _warnings
 
-from lamina import nn
+from lamina import baselines, nn, paper
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
-from lamina.extension.attention import Attention
 from lamina.pde.conditions import Dirichlet, Neumann, Points, Robin
 from lamina.pde.eigen import Eigenmodes, eigenmodes
 from lamina.pde.heat import heat
@@ -36,7 +35,6 @@ _warnings.filterwarnings("ignore", message="Sparse invariant checks are implicit
 __version__ = "0.1.0"
 
 __all__ = [
-    "Attention",
     "Dirichlet",
     "Domain",
     "Eigenmodes",
@@ -55,12 +53,21 @@ __all__ = [
     "Splats",
     "Surface",
     "Torus",
+    "baselines",
     "clip",
     "eigenmodes",
     "heat",
     "load",
     "nn",
+    "paper",
     "poisson",
     "spike",
     "starfruit",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Attention":
+        _warnings.warn("lamina.Attention is lamina.paper.Attention now.", FutureWarning, stacklevel=2)
+        return paper.Attention
+    raise AttributeError(f"module 'lamina' has no attribute {name!r}")

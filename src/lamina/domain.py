@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,47 +16,70 @@ from lamina.device import available, in_own_precision
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.extension import geometry_for
-from lamina.extension.attention import Attention
 from lamina.geometry.lattice import Lattice
 from lamina.linear.adjoint import Sparse
 from lamina.linear.components import ComponentMean
 from lamina.progress import progress
 from lamina.quadrature import Quadrature
-from lamina.schemes import ORDERS, SCHEMES, build_scheme, choose_scheme
+from lamina.schemes import ORDERS, left_out
 from lamina.schemes.base import Scheme
 from lamina.schemes.cutsurface import CutSurface
 from lamina.schemes.galerkin import worth_order_3
 from lamina.schemes.rim import Rim
 from lamina.schemes.seams import Seams
-from lamina.schemes.shell import READOUTS
 from lamina.schemes.trace import Trace, cut_surface
-from lamina.sizing import check_memory, check_positive, check_spacing, choose_spacing, spacing_for_nodes, thin_warning
+from lamina.sizing import (
+    ORDER,
+    Needs,
+    check_memory,
+    check_spacing,
+    choose_spacing,
+    spacing_for_nodes,
+    thin_warning,
+)
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.neural_cloud import NeuralCloud
 from lamina.surfaces.triangulated_cloud import TriangulatedCloud
 
+if TYPE_CHECKING:
+    from lamina.pde.boundary import Posed
+    from lamina.pde.conditions import Condition
+    from lamina.pde.integrators import Explicit
 
 class Domain:
-    """A surface with its grid: band, extension, operators and hierarchy.
+    """A surface with its grid: cut cells, functions on them, operators and hierarchy.
 
     surface: any lamina surface. spacing: grid spacing; or nodes: about how many unknowns; by default a
     spacing that suits the shape's size, thin parts and sample density.
-    order: 2, 3 (trace scheme: quadratic functions on the cut cells) or 4 (coupled scheme); default 4 on smooth exact
-    surfaces, otherwise 2. "auto": 3 where the grid sees how the surface turns, otherwise 2; `order_reason` says why.
-    extension: "closest-point" (the surface's own closest points), "jet" (fitted to its samples), "neural" (lamina's
-    learned operator: robust fits to its samples), "attention" (the network of the CVPR 2026 paper; an Attention object
-    instead changes its settings) or "auto".
-    scheme: "coupled" (smooth surfaces), "trace" (meshes; thin, sharp or open parts), "shell" (the paper's) or "auto".
-    band_radius, readout ("interpolation" or "rbf"): of the shell scheme and the learned extension; the
-    radius is 4.5 dx unless given, or what the patches of a network cover.
-    rim_order: at the rims of an open surface the coupled scheme is of order 2, or, to compare with, 1.
+    order: 2 (trilinear functions on the cut cells), 3 (quadratic ones), or "auto": 3 where the grid sees how the
+    surface turns, otherwise 2; `order_reason` says why.
+    extension: where closest points come from: "closest-point" (the surface itself), "jet" (polynomials fitted to its
+    samples), "neural" (robust fits, weighted by a trained network) or "auto".
     origin: a point (3,) that the grid is placed by, the middle of the surface unless given; hold it fixed where the
     shape changes from solve to solve and the grid must not.
     device, dtype: where and how to compute, float64 unless said otherwise.
     show_progress: True, False, or None for "when stderr is a terminal".
 
+    Options of version 0.1 (scheme, order=4, extension="attention", band_radius, readout, rim_order) go on working for
+    one release, with a warning that says what to write instead; most of them give a `lamina.paper.BandDomain`.
+
     Raises InputError when the arguments contradict each other or the grid would not fit in memory.
     """
+
+    time_methods: tuple[str, ...] = ("tr-bdf2",)
+    baseline: ClassVar[type[Domain] | None] = None  # what the options of version 0.1 ask for; lamina.paper sets it
+
+    def __new__(cls, *_: object, **options: object) -> Domain:
+        if cls is not Domain or cls.baseline is None or not _asks_for_baseline(options):
+            return super().__new__(cls)
+        warnings.warn(
+            "The closest-point schemes are baselines now, and these options go with the next release: use "
+            "order=2, 3 or \"auto\" of lamina.Domain; or, to compare with, lamina.baselines.solve or "
+            "lamina.paper.BandDomain, which takes the same options.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return object.__new__(cls.baseline)
 
     @in_own_precision
     def __init__(
@@ -64,90 +89,103 @@ class Domain:
         *,
         nodes: int | None = None,
         order: int | str | None = None,
-        extension: str | Attention = "auto",
-        scheme: str = "auto",
-        band_radius: float | None = None,
-        readout: str = "interpolation",
-        rim_order: int = 2,
+        extension: str = "auto",
+        scheme: str | None = None,
         origin: Sequence[float] | Tensor | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float64,
         show_progress: bool | None = None,
     ):
+        if scheme not in (None, "auto", "trace"):
+            raise InputError(f"Unknown scheme {scheme!r}; leave it out, and choose order=2, 3 or \"auto\".")
+        if scheme == "trace":
+            warnings.warn('scheme="trace" is no choice any more: leave it out, or write order=2.', FutureWarning,
+                          stacklevel=3)  # fmt: skip
+            order = order or 2
+        order = order or "auto"
+        if order != "auto" and order not in ORDERS:
+            raise InputError(f'order must be 2, 3 or "auto", got {order!r}.')
+        start = time.perf_counter()
+        self._take(surface, spacing, nodes, extension, origin, device, dtype)
+        with progress("building", show_progress) as update:
+            update(0.0, "cutting cells")
+            self.order, self.order_reason, cut = self._choose_order(order, spacing, nodes)
+            self._scheme_warnings = left_out(cut)
+            built = time.perf_counter()
+            update(0.5, "assembling")
+            self.scheme = Trace(cut)
+        self._finish(start, built)
+
+    def _take(
+        self,
+        surface: Surface,
+        spacing: float | None,
+        nodes: int | None,
+        extension: str,
+        origin: Sequence[float] | Tensor | None,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        """Check what was given; take the surface to its device, and what its closest points come from."""
         if not isinstance(surface, Surface):
             raise InputError(
                 f"Domain needs a lamina surface, got {type(surface).__name__}; see lamina.load and lamina.Mesh."
             )
-        if scheme != "auto" and scheme not in SCHEMES:
-            raise InputError(f"Unknown scheme {scheme!r}; known: auto, {', '.join(SCHEMES)}.")
-        if order is not None and order != "auto" and order not in ORDERS:
-            raise InputError(f'order must be one of {ORDERS}, or "auto", got {order!r}.')
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
-        if readout not in READOUTS:
-            raise InputError(f"Unknown readout {readout!r}; known: {', '.join(READOUTS)}.")
-        if rim_order not in (1, 2):
-            raise InputError(f"rim_order must be 1 or 2, got {rim_order!r}.")
-        if band_radius is not None:
-            check_positive("band_radius", band_radius)
         if spacing is not None and nodes is not None:
             raise InputError("Give spacing or nodes, not both.")
         if spacing is not None:
             check_spacing(surface, spacing)
-        attention = None
-        if isinstance(extension, Attention) or extension == "attention":
-            attention, extension = extension if isinstance(extension, Attention) else Attention(), "attention"
-        start = time.perf_counter()
         self.surface = _moved(surface, device, dtype)
         self.geometry, self.extension = geometry_for(self.surface, extension)
         if isinstance(self.geometry, NeuralCloud | TriangulatedCloud) and self.geometry.points is self.surface.points:
             self.surface = self.geometry  # the same points, with normals, components and areas found better
-        measured, asked = order == "auto", 3 if order == "auto" else order
-        assert not isinstance(asked, str)
-        self.scheme_reason, scheme, self.order = choose_scheme(self.geometry, scheme, asked, spacing, extension)
-        if scheme != "shell" and attention is None and (band_radius is not None or readout != "interpolation"):
-            raise InputError(f'band_radius and readout belong to scheme="shell"; this is {scheme}.')
         middle = self.geometry.bounds.mean(0)
         self._origin = middle if origin is None else _checked_origin(origin, middle)
-        self._place(scheme, spacing, nodes, band_radius)
-        built = time.perf_counter()
-        cut = None
-        self.order_reason = self.scheme_reason if order is None else "asked for"
-        with progress("building", show_progress) as update:
-            if measured:
-                update(0.0, "cutting cells")
-                cut = cut_surface(self.geometry, self.lattice, degree=2)
-                smooth, self.order_reason = worth_order_3(cut)
-                if not smooth:
-                    self.order, cut = 2, None
-                    self._place(scheme, spacing, nodes, band_radius)
-            self.scheme, self._scheme_warnings = build_scheme(
-                scheme, self.geometry, self.lattice, self.order, update,
-                attention=attention, radius=band_radius, readout=readout, rim_order=rim_order, cut=cut,
-            )  # fmt: skip
-            self.readout = self.scheme.readout(self.own_feet())
-        self._options = {"band_radius": band_radius, "readout": readout, "rim_order": rim_order}
-        self._learned = attention
+
+    def _choose_order(
+        self, order: int | str, spacing: float | None, nodes: int | None
+    ) -> tuple[int, str, CutSurface]:
+        """Order, why, and the cells cut for it; "auto" cuts for order 3 and measures what these cells show."""
+        if isinstance(order, int):
+            self._place(ORDER[order], spacing, nodes)
+            return order, "asked for", cut_surface(self.geometry, self.lattice, degree=order - 1)
+        try:
+            self._place(ORDER[3], spacing, nodes)
+            cut = cut_surface(self.geometry, self.lattice, degree=2)
+        except InputError as refused:  # too many unknowns, or cells too large; order 2 may do with this spacing
+            why = f"order 3 is refused: {refused}"
+        else:
+            smooth, why = worth_order_3(cut)
+            if smooth:
+                return 3, why, cut
+        self._place(ORDER[2], spacing, nodes)
+        return 2, why, cut_surface(self.geometry, self.lattice, degree=1)
+
+    def _place(self, needs: Needs, spacing: float | None, nodes: int | None, shift: bool = True) -> None:
+        """Choose the lattice for this surface and for what is to live on it.
+
+        shift: off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
+        """
+        if nodes is not None:
+            spacing = spacing_for_nodes(self.surface, nodes, needs)
+        if spacing is None:
+            spacing = choose_spacing(self.surface, needs)
+        self.spacing, self._needs = check_spacing(self.surface, spacing), needs
+        check_memory(self.surface, self.spacing, needs, self.points.dtype)
+        origin = self._origin
+        if shift:
+            off = torch.tensor([0.1372, 0.2719, 0.4183], dtype=origin.dtype, device=origin.device)
+            origin = origin + self.spacing * off
+        self.lattice = Lattice(origin, self.spacing)
+
+    def _finish(self, start: float, built: float) -> None:
+        """What follows from surface and operators."""
+        self.readout = self.scheme.readout(self.own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
-        self._trace: Domain | None = None
         self._to_places: tuple[Tensor, Sparse] | None = None
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
-
-    def _place(self, scheme: str, spacing: float | None, nodes: int | None, band_radius: float | None) -> None:
-        """Choose the lattice for this surface, scheme and order."""
-        if nodes is not None:
-            spacing = spacing_for_nodes(self.surface, nodes, scheme, self.order)
-        if spacing is None:
-            spacing = choose_spacing(self.surface, scheme, self.order)
-        self.spacing = check_spacing(self.surface, spacing)
-        self._clearance = None if band_radius is None else band_radius / self.spacing
-        check_memory(self.surface, self.spacing, scheme, self.points.dtype, self.extension, self._clearance, self.order)
-        origin = self._origin
-        if scheme == "trace":
-            # Off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
-            shift = torch.tensor([0.1372, 0.2719, 0.4183], dtype=origin.dtype, device=origin.device)
-            origin = origin + self.spacing * shift
-        self.lattice = Lattice(origin, self.spacing)
 
     @property
     def points(self) -> Tensor:
@@ -169,10 +207,12 @@ class Domain:
     def unknowns(self) -> int:
         return self.scheme.unknowns
 
+    _functions_at = ""  # where functions are asked for values, if not on the surface
+
     @cached_property
     def warnings(self) -> list[str]:
         """What the user should know about the surface and the grid, one sentence each."""
-        thin = thin_warning(self.surface, self.spacing, self.scheme.name, self._clearance)
+        thin = thin_warning(self.surface, self.spacing, self._needs)
         return [*self.geometry.notes, *self._scheme_warnings, *([thin] if thin else [])]
 
     @property
@@ -225,21 +265,13 @@ class Domain:
             here, there = self.scheme.from_places(), self._from_points(self.scheme.places)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 
-    def as_trace(self, reason: str) -> Domain:
-        """This surface and grid with the trace scheme; made once."""
-        if self._trace is None:
-            self._trace = Domain(
-                self.surface,
-                self.spacing,
-                extension=self.extension,
-                scheme="trace",
-                origin=self._origin,
-                device=self.points.device,
-                dtype=self.points.dtype,
-                show_progress=False,
-            )
-            self._trace.scheme_reason = reason
-        return self._trace
+    def posed(self, conditions: list[Condition], diffusivity: object, screening: object) -> Posed | None:
+        """How a scheme of its own keeps conditions and coefficients; None: as functions on cut cells do."""
+        return None
+
+    def explicit(self, conditions: Sequence[Condition] | Condition | None) -> Explicit:
+        """The integrator of explicit steps, which holds conditions in its own way."""
+        raise InputError('Functions on cut cells take implicit steps; leave method="euler" out.')
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Domain:
         """This surface, grid and scheme on another device or in another precision: built anew, unless nothing changes.
@@ -250,19 +282,12 @@ class Domain:
         dtype = self.points.dtype if dtype is None else dtype
         if device.type == self.points.device.type and dtype == self.points.dtype:
             return self
-        moved = Domain(
-            self.surface,
-            self.spacing,
-            order=self.order,
-            extension=self._learned or self.extension,
-            scheme=self.scheme.name,
-            origin=self._origin,
-            device=device,
-            dtype=dtype,
-            show_progress=False,
-            **self._options,
-        )
-        moved.scheme_reason = self.scheme_reason
+        return self._again(device, dtype)
+
+    def _again(self, device: torch.device | str, dtype: torch.dtype) -> Domain:
+        moved = Domain(self.surface, self.spacing, order=self.order, extension=self.extension, origin=self._origin,
+                       device=device, dtype=dtype, show_progress=False)  # fmt: skip
+        moved.order_reason = self.order_reason
         return moved
 
     def __deepcopy__(self, memo: dict[int, object]) -> Domain:
@@ -304,7 +329,7 @@ class Domain:
                 )
             _require_finite(values, name)
             return lambda x: self.interpolate(values, x)
-        function, ambient = data, self.extension == "attention"
+        function = data
 
         def checked(x: Tensor) -> Tensor:
             values = function(x)
@@ -314,8 +339,7 @@ class Domain:
                     f"{name} returned {shape} for {len(x)} points; expected a tensor of shape ({len(x)},)."
                 )
             values = values.to(x.dtype)
-            off = 'on the band around the surface, where extension="attention" takes functions' if ambient else ""
-            _require_finite(values, name, off)
+            _require_finite(values, name, self._functions_at)
             return values
 
         return checked
@@ -340,16 +364,28 @@ class Domain:
             return self.surface.own_feet()
         return self.geometry.closest_points(self.surface.positions)
 
+    @property
+    def _kind(self) -> str:
+        return f"order {self.order} ({self.order_reason}), extension {self.extension}"
+
     def __repr__(self) -> str:
         lines = [
             f"Domain of {self.surface.name} ({self.surface.representation}, {len(self.points)} points, "
             f"{self.component_count} component{'s' if self.component_count > 1 else ''})",
-            f"  {self.scheme.name} scheme, order {self.order}, extension {self.extension}, spacing {self.spacing:g}",
+            f"  {self._kind}, spacing {self.spacing:g}",
             "  level   spacing   unknowns   non-zeros       MB",
         ]
         for i, (spacing, unknowns, entries, size) in enumerate(self.scheme.table()):
             lines.append(f"  {i:5d} {spacing:9.4g} {unknowns:10d} {entries:11d} {size / 1e6:8.1f}")
         return "\n".join(lines)
+
+
+def default_grid(surface: Surface) -> tuple[int, float, str]:
+    """Order and spacing that Domain(surface) would choose, and the reason for the order."""
+    grid = object.__new__(Domain)
+    grid._take(surface, None, None, "auto", None, surface.points.device, surface.points.dtype)
+    order, why, _ = grid._choose_order("auto", None, None)
+    return order, grid.spacing, why
 
 
 def as_domain(given: Domain | Surface, caller: str) -> Domain:
@@ -364,6 +400,18 @@ def as_domain(given: Domain | Surface, caller: str) -> Domain:
     raise InputError(
         f"{caller} needs a lamina.Domain or a lamina surface, got {type(given).__name__}; see lamina.load and "
         "lamina.Domain."
+    )
+
+
+def _asks_for_baseline(options: dict[str, object]) -> bool:
+    """Whether options name a scheme, an order or an extension that are baselines now, or something of theirs."""
+    learned = options.get("extension", "auto")
+    return (
+        options.get("scheme") in ("coupled", "shell")
+        or options.get("order") == 4
+        or learned == "attention"
+        or not isinstance(learned, str)
+        or any(name in options for name in ("band_radius", "readout", "rim_order"))
     )
 
 

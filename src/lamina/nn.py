@@ -134,8 +134,7 @@ class HeatLayer(_Layer):
 
     time: the times to begin with, one number or one a channel, in the units of the surface squared; learned if `learn`.
     steps: of a method of second order and without oscillations; more of them for accuracy at large times.
-    Solved by the trace scheme, which a domain that left the choice open makes for the purpose, and keeps. The
-    integral of each channel stays what it was.
+    The integral of each channel stays what it was.
     """
 
     def __init__(
@@ -172,7 +171,8 @@ class HeatLayer(_Layer):
     @in_own_precision
     def forward(self, u: Tensor, domain: Domain | None = None) -> Tensor:
         """The channels (m,), (m, channels) or (b, m, channels) at domain.points, each after its time."""
-        domain, scheme = variational(self._on(domain), None, "a HeatLayer")
+        domain = self._on(domain)
+        scheme = variational(domain, None, "a HeatLayer")
         columns = _columns(u, domain)
         width = 1 if columns.ndim == 1 else columns.shape[1]
         if (1 if u.ndim == 1 else u.shape[-1]) != self.channels:

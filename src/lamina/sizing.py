@@ -3,66 +3,71 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from lamina.band import band_radius
 from lamina.errors import InputError
 from lamina.geometry.thickness import medial_radii
 from lamina.surfaces.base import Surface
 
-# Cells along the longest side, where nothing asks for more. Cells of quadratic functions have six times the unknowns.
-DEFAULT_CELLS = {2: 40, 3: 20, 4: 40}
 MOST_CELLS = 160
-# Slender shapes have few cells at DEFAULT_CELLS. With so many unknowns a solve takes about a second, and 20 eigenvalues
+# Slender shapes have few cells by default. With so many unknowns a solve takes about a second, and 20 eigenvalues
 # of two networks that chose this number (a man, a hammer) change by at most 3% when the spacing is halved; at a quarter
 # of it they change by 19%.
 LEAST_DEFAULT_NODES = 12_000
 MOST_DEFAULT_NODES = 400_000
-# Medial radius that a scheme needs, in units of the spacing: the coupled band must not meet itself; the trace
-# scheme wants a cell between two sheets, and keeps closer ones apart by their connectivity.
-CLEARANCE = {"coupled": band_radius(1.0, 1, 2), "trace": 0.5, "shell": 4.5}
-# Unknowns for each dx^2 of surface, and the bytes that each takes at its peak in float64 (benchmarks/results).
-DENSITY = {"coupled": 2 * CLEARANCE["coupled"], "trace": 3.0, "trace, order 3": 18.0, "shell": 2 * CLEARANCE["shell"]}
-BYTES = {"coupled": 2600, "trace": 3000, "trace, order 3": 6000, "shell": 2600, "attention": 30000}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a discretisation needs of a grid."""
+
+    cells: int  # along the longest side, where nothing asks for more
+    density: float  # unknowns for each dx^2 of surface,
+    bytes: int  # and the bytes that each takes at its peak in float64 (benchmarks/results)
+    entries: int = 90  # the most in a row of its matrices, whose entries are counted in 32 bits
+    # Medial radius that it needs, in units of the spacing. Cut cells want a cell between two sheets, and keep closer
+    # ones apart by their connectivity.
+    clearance: float = 0.5
+    # Share of the samples on thin parts that is not worth a word. With up to 5%, which the default spacing leaves,
+    # 20 eigenvalues of seven shapes change by at most 1.6% when the spacing is halved.
+    thin_share: float = 0.1
+    effect: str = "the solution is less accurate there"  # of parts that are thinner
+    follows_samples: bool = True  # whether cells smaller than the distance between samples are of no use
+
+
+ORDER = {2: Needs(cells=40, density=3.0, bytes=3000), 3: Needs(cells=20, density=18.0, bytes=6000)}
 SAMPLES = 4000  # to measure thickness against,
 ASKED = 1000  # at so many of them
-# Share of the samples on thin parts that is not worth a word. The band of the coupled scheme and of the shell joins
-# sheets, so that few samples, more than stray ones, do harm. The trace scheme keeps sheets apart: with up to 5% on thin
-# parts, which the default spacing leaves, 20 eigenvalues of seven shapes change by at most 1.6% when it is halved.
-THIN_SHARE = {"coupled": 0.002, "trace": 0.1, "shell": 0.002}
 LEFT_THIN = 0.05  # share of the samples on parts that the default spacing need not resolve
 
 
-def choose_spacing(surface: Surface, scheme: str, order: int = 2) -> float:
+def choose_spacing(surface: Surface, needs: Needs) -> float:
     """Fine enough for 95% of the shape's thin parts, no finer than its samples, neither too few nodes nor too many."""
     size = extent(surface)
-    unit_nodes = estimated_nodes(surface, 1.0, scheme, order)
-    spacing = min(size / DEFAULT_CELLS[order], math.sqrt(unit_nodes / LEAST_DEFAULT_NODES))
+    unit_nodes = estimated_nodes(surface, 1.0, needs)
+    spacing = min(size / needs.cells, math.sqrt(unit_nodes / LEAST_DEFAULT_NODES))
     radii, _ = _thickness(surface)
-    spacing = min(spacing, float(np.quantile(radii, LEFT_THIN)) / CLEARANCE[scheme])
+    spacing = min(spacing, float(np.quantile(radii, LEFT_THIN)) / needs.clearance)
     spacing = max(spacing, size / MOST_CELLS, math.sqrt(unit_nodes / MOST_DEFAULT_NODES))
-    if not surface.exact and scheme != "shell":  # whose error does not depend on how dense samples are
+    if not surface.exact and needs.follows_samples:
         spacing = max(spacing, math.sqrt(float(surface.areas.sum()) / len(surface.points)))
     # Two digits are enough, and a user can type them.
     digits = 1 - math.floor(math.log10(spacing))
     return round(spacing, digits)
 
 
-def spacing_for_nodes(surface: Surface, nodes: int, scheme: str, order: int = 2) -> float:
+def spacing_for_nodes(surface: Surface, nodes: int, needs: Needs) -> float:
     if nodes < 100:
         raise InputError(f"nodes must be at least 100, got {nodes}.")
-    return math.sqrt(estimated_nodes(surface, 1.0, scheme, order) / nodes)
+    return math.sqrt(estimated_nodes(surface, 1.0, needs) / nodes)
 
 
-def estimated_nodes(surface: Surface, spacing: float, scheme: str, order: int = 2) -> float:
-    """Area times the unknowns that a scheme has for each dx^2; thin parts share nodes, so at most this."""
-    return float(surface.areas.sum()) * DENSITY[_kind(scheme, order)] / spacing**2
-
-
-def _kind(scheme: str, order: int) -> str:
-    return f"{scheme}, order 3" if order == 3 else scheme
+def estimated_nodes(surface: Surface, spacing: float, needs: Needs) -> float:
+    """Area times the unknowns for each dx^2; thin parts share nodes, so at most this."""
+    return float(surface.areas.sum()) * needs.density / spacing**2
 
 
 def check_positive(name: str, value: float) -> None:
@@ -81,24 +86,11 @@ def check_spacing(surface: Surface, spacing: float) -> float:
     return float(spacing)
 
 
-def check_memory(
-    surface: Surface,
-    spacing: float,
-    scheme: str,
-    dtype: torch.dtype,
-    extension: str = "auto",
-    clearance: float | None = None,
-    order: int = 2,
-) -> None:
-    """Refuse, before anything is allocated, a grid that would not fit; clearance: the band's radius, over the spacing,
-    where it is not the scheme's own."""
-    nodes = estimated_nodes(surface, spacing, scheme, order) * (
-        1 if clearance is None else clearance / CLEARANCE[scheme]
-    )
-    # The learned extension has about a thousand entries a row, whatever the scheme.
-    size = max(BYTES[_kind(scheme, order)], BYTES.get(extension, 0))
-    most = 2**31 / (1200 if extension == "attention" else 90)
-    needed = nodes * size * (1.0 if dtype == torch.float64 else 0.7)
+def check_memory(surface: Surface, spacing: float, needs: Needs, dtype: torch.dtype) -> None:
+    """Refuse, before anything is allocated, a grid that would not fit."""
+    nodes = estimated_nodes(surface, spacing, needs)
+    most = 2**31 / needs.entries
+    needed = nodes * needs.bytes * (1.0 if dtype == torch.float64 else 0.7)
     free = _free_memory(surface.points.device)
     if needed > free or nodes > most:
         fitting = spacing * math.sqrt(max(needed / (0.8 * free), nodes / most))
@@ -108,25 +100,24 @@ def check_memory(
         )
 
 
-def thin_share(surface: Surface, spacing: float, scheme: str, clearance: float | None = None) -> float:
-    """Share of the samples that lie on parts thinner than the scheme resolves at this spacing."""
-    return float((_thickness(surface)[0] < (clearance or CLEARANCE[scheme]) * spacing).mean())
+def thin_share(surface: Surface, spacing: float, needs: Needs) -> float:
+    """Share of the samples that lie on parts thinner than the grid resolves at this spacing."""
+    return float((_thickness(surface)[0] < needs.clearance * spacing).mean())
 
 
-def thin_warning(surface: Surface, spacing: float, scheme: str, clearance: float | None = None) -> str | None:
+def thin_warning(surface: Surface, spacing: float, needs: Needs) -> str | None:
     """A sentence when parts of the shape are thinner than the grid can resolve: where, and what would do."""
-    share = thin_share(surface, spacing, scheme, clearance)
-    if share <= THIN_SHARE[scheme]:
+    share = thin_share(surface, spacing, needs)
+    if share <= needs.thin_share:
         return None
     radii, points = _thickness(surface)
     where = place(points[np.argmin(radii)], spacing)
-    enough = float(np.quantile(radii, THIN_SHARE[scheme], method="lower")) / (clearance or CLEARANCE[scheme])
+    enough = float(np.quantile(radii, needs.thin_share, method="lower")) / needs.clearance
     step = 10.0 ** (math.floor(math.log10(enough)) - 1)
     enough = math.floor(enough / step) * step  # two digits, rounded down so that they are enough
-    effect = "sheets there may be joined" if scheme != "trace" else "the solution is less accurate there"
     return (
         f"{100 * share:.1f}% of the surface is thinner than the grid of spacing {spacing:g} resolves, most of all near "
-        f"{where}: {effect}. Use spacing {enough:.2g} or smaller."
+        f"{where}: {needs.effect}. Use spacing {enough:.2g} or smaller."
     )
 
 

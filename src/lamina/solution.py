@@ -102,7 +102,6 @@ class Solution:
             "order_reason": domain.order_reason,
             "extension": domain.extension,
             "scheme": domain.scheme.name,
-            "scheme_reason": domain.scheme_reason,
             "components": domain.component_count,
             "device": str(domain.points.device),
             "dtype": str(domain.points.dtype).removeprefix("torch."),

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from lamina.baselines.fem import Array, SurfaceFEM, checked_mesh
+from lamina.baselines.fem import Array, SurfaceFEM
+from lamina.geometry.cotangent import checked_mesh
 from lamina.surfaces.icosphere import split_triangles
 
 

@@ -105,7 +105,7 @@ Nodes = Annotated[
 ]
 Order = Annotated[
     str | None,
-    typer.Option(help="Order of accuracy: 2, 3, 4 (coupled scheme), or auto (2 or 3).", rich_help_panel=GRID),
+    typer.Option(help="Order of accuracy: 2, 3, or auto, which measures the surface.", rich_help_panel=GRID),
 ]
 Extension = Annotated[
     str,
@@ -113,7 +113,9 @@ Extension = Annotated[
         help="auto, closest-point, jet, neural (lamina's network) or attention (the paper's).", rich_help_panel=SCHEME
     ),
 ]
-Scheme = Annotated[str, typer.Option(help="auto, coupled, trace or shell (the paper's).", rich_help_panel=SCHEME)]
+Scheme = Annotated[
+    str | None, typer.Option(help="Baselines: coupled, or shell (the paper's).", rich_help_panel=SCHEME)
+]
 Weights = Annotated[
     Path | None,
     typer.Option(help="With --extension attention: weights other than those shipped.", rich_help_panel=SCHEME),
@@ -122,7 +124,9 @@ BandRadius = Annotated[
     float | None,
     typer.Option(help="With --scheme shell: radius of the band; by default 4.5 spacings.", rich_help_panel=SCHEME),
 ]
-Readout = Annotated[str, typer.Option(help="With --scheme shell: interpolation or rbf.", rich_help_panel=SCHEME)]
+Readout = Annotated[
+    str | None, typer.Option(help="With --scheme shell: interpolation or rbf.", rich_help_panel=SCHEME)
+]
 As = Annotated[
     Form | None,
     typer.Option("--as", help="Sample the surface first and solve on the samples.", rich_help_panel=SURFACE),

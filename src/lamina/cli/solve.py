@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -77,10 +78,10 @@ def solve_poisson(
     nodes: Nodes = None,
     order: Order = None,
     extension: Extension = "auto",
-    scheme: Scheme = "auto",
+    scheme: Scheme = None,
     weights: Weights = None,
     band_radius: BandRadius = None,
-    readout: Readout = "interpolation",
+    readout: Readout = None,
     form: As = None,
     samples: Samples = 10000,
     noise: Noise = 0.0,
@@ -109,8 +110,8 @@ def solve_poisson(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius,
-        readout=readout, device=device.value, dtype=dtype.value,
+        order=as_order(order), extension=extension, weights=weights, device=device.value, dtype=dtype.value,
+        baseline={"scheme": scheme, "band_radius": band_radius, "readout": readout},
     )  # fmt: skip
     held = conditions(dirichlet, neumann, robin)
     run.conditions = [*(dirichlet or ()), *(neumann or ()), *(robin or ())]
@@ -168,10 +169,10 @@ def solve_heat(
     nodes: Nodes = None,
     order: Order = None,
     extension: Extension = "auto",
-    scheme: Scheme = "auto",
+    scheme: Scheme = None,
     weights: Weights = None,
     band_radius: BandRadius = None,
-    readout: Readout = "interpolation",
+    readout: Readout = None,
     form: As = None,
     samples: Samples = 10000,
     noise: Noise = 0.0,
@@ -216,8 +217,8 @@ def solve_heat(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=as_order(order), extension=extension, scheme=scheme, weights=weights, band_radius=band_radius,
-        readout=readout, device=device.value, dtype=dtype.value,
+        order=as_order(order), extension=extension, weights=weights, device=device.value, dtype=dtype.value,
+        baseline={"scheme": scheme, "band_radius": band_radius, "readout": readout},
     )  # fmt: skip
     low, high = domain.surface.bounds
     half = float((high - low).max()) / 2
@@ -255,14 +256,13 @@ def info(
     json_: Json = False,
 ) -> None:
     """Say what a surface is: representation, size, area, parts, thickness, the spacing lamina would use."""
-    from lamina.schemes import choose_scheme
-    from lamina.sizing import choose_spacing, describe
+    from lamina.domain import default_grid
+    from lamina.sizing import describe
     from lamina.surfaces.files import load
 
     shape = load(surface, **said_of_surface(activation, omega, field, level, bounds, latent, viewpoint))
-    why, scheme, order = choose_scheme(shape, "auto", None, None)
-    facts = describe(shape) | {"scheme": scheme, "scheme_reason": why, "order": order}
-    facts |= {"default_spacing": choose_spacing(shape, scheme), **shape.facts}
+    order, spacing, why = default_grid(shape)
+    facts = describe(shape) | {"order": order, "order_reason": why, "default_spacing": spacing, **shape.facts}
     if isinstance(dropped := getattr(shape, "dropped", None), dict):
         facts["dropped"] = dropped
     facts["notes"] = shape.notes
@@ -297,13 +297,14 @@ class _Run:
         dtype: str,
         extension: Any,
         weights: Path | None,
+        baseline: dict[str, Any],
         **options: Any,
     ):
         import torch
 
         from lamina.domain import Domain
         from lamina.expression import parse
-        from lamina.extension.attention import Attention
+        from lamina.paper.attention import Attention
         from lamina.surfaces.clipped import clip as clipped
         from lamina.surfaces.files import load
         from lamina.surfaces.mesh import Mesh
@@ -326,9 +327,14 @@ class _Run:
         elif noise:
             raise InputError("--noise goes with --as points, which samples the surface first.")
         self.seconds["load"] = time.perf_counter() - begin
-        domain = Domain(
-            surface, extension=extension, dtype=getattr(torch, dtype), show_progress=self.progress, **options
-        )
+        # Options of baselines only where they were given: lamina.Domain itself has none.
+        options |= {name: value for name, value in baseline.items() if value is not None}
+        with warnings.catch_warnings(record=True) as said_by_options:
+            warnings.simplefilter("always", FutureWarning)
+            domain = Domain(
+                surface, extension=extension, dtype=getattr(torch, dtype), show_progress=self.progress, **options
+            )
+        self.said = [str(w.message) for w in said_by_options if w.category is FutureWarning]
         self.original = None if form is None else original
         self.seconds |= {"band": domain.seconds["geometry"], "extension": domain.seconds["operators"]}
         return domain
@@ -371,6 +377,7 @@ class _Run:
     def finish(self, u: Any, asked: dict[str, Any]) -> None:
         self.seconds["solve"] = u.seconds
         report = {"problem": self.problem, **asked, **u.report(), **u.statistics()}
+        report["warnings"] = [*self.said, *report["warnings"]]
         if self.conditions:
             report["flux"] = dict(zip(self.conditions, u.fluxes.tolist(), strict=True))
         report |= {"seconds": self.seconds, **self.errors}

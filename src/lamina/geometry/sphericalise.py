@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from lamina.baselines.fem import cotangent_stiffness, mass_matrix
 from lamina.errors import InputError
+from lamina.geometry.cotangent import cotangent_stiffness, mass_matrix
 from lamina.geometry.stretch import Stretch, looks_outwards, relaxed
 from lamina.geometry.triangles import vertex_areas
 from lamina.linear.graph import components

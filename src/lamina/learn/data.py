@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from lamina.band import Band
-from lamina.extension.attention import cover_band, sampled_band
 from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
 from lamina.learn.network import NetworkConfig
 from lamina.learn.patches import Patches, localise
+from lamina.paper.attention import cover_band, sampled_band
 from lamina.sizing import check_spacing
 from lamina.surfaces.base import Surface
 

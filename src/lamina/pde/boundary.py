@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +18,6 @@ from lamina.pde.places import (
     called,
     check_loop,
     find_seams,
-    no_rim,
     on_rim,
     refuse_overlap,
     tested,
@@ -29,19 +27,14 @@ from lamina.pde.places import (
 from lamina.pde.variational import (
     Coefficient,
     Diffusivity,
-    is_number,
     on_quadrature,
-    positive_number,
     screening_on,
     tensor_field,
     variational,
 )
 from lamina.schemes.base import FLUX, FREE, VALUE, Scheme
-from lamina.schemes.coupled import Coupled
 from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.ghosts import Rule
 from lamina.schemes.nitsche import Asked
-from lamina.schemes.scaled import Scaled
 from lamina.schemes.seams import PolylineSeam
 from lamina.schemes.trace import Trace
 
@@ -90,21 +83,22 @@ def posed(
     """
     asked = checked(conditions)
     diffusivity = None if diffusivity is None else as_data(diffusivity, "the diffusivity")
-    if not asked:
-        if diffusivity is None and screening is None:
-            return Posed(domain, domain.scheme, None)
-        if screening is None and isinstance(domain.scheme, Coupled) and is_number(diffusivity):
-            return Posed(domain, cast(Scheme, Scaled(domain.scheme, positive_number(diffusivity))), None)
-        what = "a diffusivity" if screening is None else "a screening that varies"
-        domain, trace = variational(domain, None, what)
-        coefficient, reaction = _coefficients(domain, trace.cut, diffusivity, screening)
-        return Posed(domain, Trace(trace.cut, coefficient, screening=reaction), None)
-    plain = diffusivity is None and screening is None
-    if isinstance(domain.scheme, Coupled) and plain and _all_on_rims(domain, domain.scheme, asked):
-        return _on_coupled(domain, domain.scheme, asked)
-    what = "conditions on curves, points or parts of a surface" if plain else "a coefficient that varies"
-    domain, _ = variational(domain, None, "a diffusivity" if diffusivity is not None else what)
-    return _on_trace(domain, asked, diffusivity, screening)
+    own = domain.posed(asked, diffusivity, screening)
+    if own is not None:
+        return own
+    if diffusivity is not None:
+        what = "a diffusivity"
+    elif screening is not None:
+        what = "a screening that varies"
+    else:
+        what = "conditions on curves, points or parts of a surface"
+    scheme = variational(domain, None, what)
+    if asked:
+        return _with_conditions(domain, scheme, asked, diffusivity, screening)
+    if diffusivity is None and screening is None:
+        return Posed(domain, scheme, None)
+    coefficient, reaction = _coefficients(domain, scheme.cut, diffusivity, screening)
+    return Posed(domain, Trace(scheme.cut, coefficient, screening=reaction), None)
 
 
 def _coefficients(
@@ -118,61 +112,7 @@ def _coefficients(
     )
 
 
-def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> bool:
-    """Whether conditions hold on rims only."""
-    ghosts = scheme.levels[0].ghosts
-    for number, c in enumerate(conditions):
-        if c.test is not None:
-            found = tested(c.test, domain.points if ghosts is None else ghosts.rim, c, number)
-            if ghosts is None or found.dtype != torch.bool or not bool(found.any()):
-                return False
-        elif not isinstance(c.where, str | int):
-            return False
-    return True
-
-
-def _on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> Posed:
-    rules: list[Rule | None] = []
-    finest = torch.zeros(0, dtype=torch.int64)
-    held = torch.zeros(scheme.component_count, dtype=torch.bool, device=domain.points.device)
-    for level in scheme.levels:
-        ghosts = level.ghosts
-        if ghosts is None:
-            rules.append(None)
-            continue
-        condition = at_places(domain, ghosts.rim, conditions, strict=not rules)
-        kind, robin = _kinds(domain, conditions, condition, ghosts.rim)
-        if not rules:
-            finest = condition
-            held[level.band.component[ghosts.rows[(kind == VALUE) | (robin > 0)]]] = True
-        rules.append(Rule.make(ghosts, kind, robin, scheme.rim_order))
-    ghosts = scheme.levels[0].ghosts
-    if ghosts is None:
-        raise InputError(no_rim(conditions[0], 0))
-    new = scheme.following(rules, held)
-
-    given = partial(values_at, domain, conditions, finest, ghosts.rim)
-    load = _steady(lambda time: new.boundary_load(given(time)), conditions)
-    domain = domain.with_scheme(new)
-    kept = Kept(conditions, partial(_fluxes_on_rims, domain, conditions), domain)
-    return Posed(domain, new, load, lambda u: new.with_ghosts(u, given(0.0)), kept)
-
-
-def _fluxes_on_rims(domain: Domain, conditions: list[Condition], u: Tensor, time: float) -> Tensor:
-    """What enters (c,) through conditions on rims: the flux that is given, or du/dn from values at the rim and one and
-    two cells inside it, to second order."""
-    rim, h = domain.rim, domain.spacing
-    assert rim is not None
-    condition = at_places(domain, rim.points, conditions, strict=False)
-    kind, robin = _kinds(domain, conditions, condition, rim.points)
-    at, inside, further = (domain.evaluate(u, rim.points - i * h * rim.outward) for i in range(3))
-    flux = values_at(domain, conditions, condition, rim.points, time) - robin * at
-    flux = torch.where(kind == VALUE, (3 * at - 4 * inside + further) / (2 * h), flux)
-    asked = condition >= 0
-    return u.new_zeros(len(conditions)).index_add_(0, condition[asked], (rim.weights * flux)[asked])
-
-
-def _kinds(domain: Domain, conditions: list[Condition], condition: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def kinds(domain: Domain, conditions: list[Condition], condition: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """What is asked (n,) at places (n, 3) by the conditions with these numbers (n,), and coefficients of Robin (n,)."""
     kind, robin = torch.full_like(condition, FREE), torch.zeros_like(places[:, 0])
     for number, c in enumerate(conditions):
@@ -213,11 +153,13 @@ def at_places(domain: Domain, places: Tensor, conditions: list[Condition], stric
     return found
 
 
-def _on_trace(
-    domain: Domain, conditions: list[Condition], diffusivity: Diffusivity | None, screening: Coefficient | None
+def _with_conditions(
+    domain: Domain,
+    scheme: Trace,
+    conditions: list[Condition],
+    diffusivity: Diffusivity | None,
+    screening: Coefficient | None,
 ) -> Posed:
-    scheme = domain.scheme
-    assert isinstance(scheme, Trace)
     seams, curve_of = find_seams(domain, conditions)
     cut = domain.cut_along(seams) if seams else scheme.cut
     rim = cut.rim
@@ -236,17 +178,17 @@ def _on_trace(
             continue
         refuse_overlap(condition, mask, conditions, number)
         condition[mask] = number
-    kind, robin = _kinds(domain, conditions, condition, places)
+    kind, robin = kinds(domain, conditions, condition, places)
     field = None if diffusivity is None else tensor_field(domain, diffusivity)
     conductivity = None if field is None or rim is None else field(places)
-    parts = (None, None) if region is None else _kinds(domain, conditions, region, cut.quadrature.points)
+    parts = (None, None) if region is None else kinds(domain, conditions, region, cut.quadrature.points)
     ask = Asked(condition, kind, robin, conductivity, region, *parts, *(pins or ()))
     coefficient, reaction = _coefficients(domain, cut, diffusivity, screening)
     trace = Trace(cut, coefficient, ask, reaction)
     boundary = trace.boundary
     assert boundary is not None
     given = partial(values_at, domain, conditions, boundary.condition, boundary.points)
-    load = _steady(lambda time: trace.boundary_load(given(time)), conditions)
+    load = steady(lambda time: trace.boundary_load(given(time)), conditions)
     domain = domain.with_scheme(trace)
 
     def fluxes(u: Tensor, time: float) -> Tensor:
@@ -255,7 +197,7 @@ def _on_trace(
     return Posed(domain, trace, load, kept=Kept(conditions, fluxes, domain, tuple(held)))
 
 
-def _steady(load: Load, conditions: list[Condition]) -> Load:
+def steady(load: Load, conditions: list[Condition]) -> Load:
     """The load, found once if it does not depend on time."""
     if any(depends_on_time(c.value) for c in conditions):
         return load

@@ -75,7 +75,8 @@ def eigenmodes(
 
     Raises InputError for bad input, SolveError when the tolerance is not reached.
     """
-    domain, scheme = variational(as_domain(domain, "eigenmodes"), diffusivity, "eigenmodes")
+    domain = as_domain(domain, "eigenmodes")
+    scheme = variational(domain, diffusivity, "eigenmodes")
     if not isinstance(k, int) or not 1 <= k <= scheme.unknowns // 5:
         raise InputError(
             f"k must be an integer from 1 to {scheme.unknowns // 5}, a fifth of the unknowns, got {k!r}; "

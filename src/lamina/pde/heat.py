@@ -14,17 +14,14 @@ from lamina.domain import Domain, as_domain
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.pde.boundary import depends_on_time, posed, with_source
-from lamina.pde.clamp import clamp
 from lamina.pde.conditions import Condition, Value
-from lamina.pde.integrators import explicit_euler, tr_bdf2
+from lamina.pde.integrators import tr_bdf2
 from lamina.pde.poisson import default_tolerance
 from lamina.pde.resolution import lost_on_grid, roughly
 from lamina.pde.variational import Diffusivity
 from lamina.progress import progress
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
-
-METHODS = ("tr-bdf2", "euler")
 
 
 @in_own_precision
@@ -51,10 +48,9 @@ def heat(
     number, or a formula in x, y, z; several channels (n, k) or (m, k) diffuse side by side, under the same conditions
     and source. conditions, diffusivity: as in `poisson`; values of conditions, and the source, may be functions of
     points and time, or formulas in x, y, z and t. times: moments in (0, time] at which to keep snapshots; the last
-    moment is always kept. method: "tr-bdf2", the default, second order and L-stable, with steps adapted so that the
-    error of each, relative to the size of u, stays below `accuracy` (or with `steps` equal steps); or "euler", the
-    explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, the only way of the
-    shell scheme, which extends the field anew after every step, and knows no conditions but Dirichlet's on rims. The
+    moment is always kept. method: "tr-bdf2", second order and L-stable, with steps adapted so that the error of each,
+    relative to the size of u, stays below `accuracy` (or with `steps` equal steps). A `lamina.paper.BandDomain` also
+    knows "euler", the explicit steps of dt = 0.1 dx^2 of the CVPR 2026 paper, and the shell scheme nothing else. The
     solution has gradients as that of `poisson`;
     checkpoint: keep only every few steps for them, and take the steps between anew where they are needed.
 
@@ -67,25 +63,21 @@ def heat(
     domain = as_domain(domain, "heat")
     source = source if source is None else as_data(source, "the source", time=True)
     moments = _moments(time, times, frames or 0)
-    if method is None:
-        method = "euler" if domain.scheme.name == "shell" and diffusivity is None else "tr-bdf2"
-    if method not in METHODS:
-        raise InputError(f"Unknown method {method!r}; known: {', '.join(METHODS)}.")
-    if method != "euler" and domain.scheme.name == "shell" and diffusivity is None:
-        raise InputError(f'The shell scheme takes explicit steps, method="euler"; got {method!r}.')
+    known = domain.time_methods
+    method = known[0] if method is None else method
+    if method not in known:
+        raise InputError(f"Unknown method {method!r}; known for this domain: {', '.join(known)}.")
     if steps is not None and steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}.")
     if not 0 < accuracy < 1:
         raise InputError(f"accuracy must lie between 0 and 1, got {accuracy!r}.")
     start = clock.perf_counter()
-    hold = None
-    if method == "euler" and domain.scheme.name == "shell":
-        hold, conditions = clamp(domain, conditions), None
+    explicit = None
+    if method == "euler":
+        explicit, conditions = domain.explicit(conditions), None
+        if source is not None:
+            raise InputError("Explicit steps know no source; use lamina.Domain.")
     problem = posed(domain, conditions, diffusivity)
-    if problem.load is not None and method == "euler":
-        raise InputError('Explicit steps know no boundary conditions; use method="tr-bdf2".')
-    if source is not None and method == "euler":
-        raise InputError('Explicit steps know no source; use method="tr-bdf2".')
     domain, scheme = problem.domain, problem.scheme
     load = with_source(domain, scheme, problem.load, source)
     u = scheme.sample(domain.field(u0, "the initial state", channels=True))
@@ -106,8 +98,8 @@ def heat(
         norms = u.new_tensor([scheme.norm(channel) for channel in u.T])
         size = torch.where(norms > 0, norms, 1.0)
     with progress("heat", show_progress) as update:
-        if method == "euler":
-            run = explicit_euler(scheme, u / size, moments, steps, update, hold)
+        if explicit is not None:
+            run = explicit(scheme, u / size, moments, steps, update)
         else:
             tolerance = default_tolerance(domain, tolerance)
             run = tr_bdf2(scheme, u / size, moments, steps, accuracy, tolerance, update, load, checkpoint)

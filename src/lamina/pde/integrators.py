@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
-from lamina.errors import SolveError
-from lamina.pde.clamp import Clamp
 from lamina.pde.poisson import check_convergence
 from lamina.schemes.base import Scheme
 
@@ -36,6 +34,9 @@ class Run:
     cycles: int = 0
     steps: int = 0
     residual: float = 0.0
+
+
+Explicit = Callable[[Scheme, Tensor, list[float], int | None, Callable[[float, str], None]], Run]
 
 
 def tr_bdf2(
@@ -170,38 +171,3 @@ def _filtered(scheme: Scheme, error: Tensor, dt: float, tolerance: float, run: R
     result = scheme.solve(-shift * scheme.mass(error), shift, tolerance=tolerance, start=None, report=None)
     run.cycles += result.iterations
     return result.solution
-
-
-def explicit_euler(
-    scheme: Scheme,
-    u: Tensor,
-    moments: list[float],
-    steps: int | None,
-    update: Callable[[float, str], None],
-    hold: Clamp | None = None,
-) -> Run:
-    """u <- E (u + dt L u), the explicit closest point iteration, with dt = 0.1 dx^2 unless steps are given.
-
-    hold: what holds values, in steps of its own.
-    """
-    run = Run([], [])
-    t, end = 0.0, moments[-1]
-    if hold is not None:
-        u = hold(u, 0.0)
-    start = scheme.norm(u)
-    dt_most = 0.1 * scheme.spacing**2 if steps is None else end / steps
-    for moment in moments:
-        count = max(1, math.ceil((moment - t) / dt_most - 1e-9))
-        dt = (moment - t) / count
-        for i in range(count):
-            now = t + i * dt
-            u = scheme.explicit_step(u, dt) if hold is None else hold.step(u, dt, now)
-            run.steps += 1
-            update((now + dt) / end, f"{run.steps} steps")
-        t = moment
-        # Diffusion never grows a field, unless values are held; a little room for the rounding of a steady one.
-        size = scheme.norm(u)
-        if not (size <= 1.01 * start if hold is None else math.isfinite(size)):
-            raise SolveError(f"Explicit steps of {dt:.2g} are unstable at spacing {scheme.spacing:g}; use more steps.")
-        run.snapshots.append(u)
-    return run

@@ -19,26 +19,20 @@ Diffusivity = Callable[[Tensor], Tensor] | Tensor | float | str
 Coefficient = Callable[[Tensor], Tensor] | Tensor | float | str
 
 
-def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> tuple[Domain, Trace]:
-    """A domain of the trace scheme on the same surface and grid, and its operators with the diffusivity.
+def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> Trace:
+    """The operators of a domain, with a diffusivity.
 
-    Where the scheme was left to us, one is made (and kept) for the purpose.
-    Raises InputError when another scheme was asked for, or for a bad diffusivity.
+    Raises InputError for a baseline's domain, which has no weak forms, or for a bad diffusivity.
     """
-    if not isinstance(domain.scheme, Trace):
-        if domain.extension == "attention":
-            raise InputError(f'{what} is solved without an extension; use a Domain without extension="attention".')
-        if domain.scheme_reason == "asked for":
-            raise InputError(
-                f'{what} needs the variational scheme and the domain has scheme="{domain.scheme.name}"; '
-                'use scheme="trace" or "auto".'
-            )
-        domain = domain.as_trace(f"needed for {what}")
     scheme = domain.scheme
-    assert isinstance(scheme, Trace)
+    if not isinstance(scheme, Trace):
+        raise InputError(
+            f"{what} needs functions on cut cells, and this domain is of the {scheme.name} scheme, a baseline; use "
+            "lamina.Domain(surface, order=2 or 3)."
+        )
     if diffusivity is None:
-        return domain, scheme
-    return domain, Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
+        return scheme
+    return Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
 
 
 def is_number(data: Diffusivity | None) -> bool:

@@ -16,16 +16,16 @@ from torch import Tensor
 from lamina.baselines.fem import SurfaceFEM
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
-from lamina.extension.attention import Attention
 from lamina.gallery import sphere_poisson
 from lamina.learn.data import PatchData, patch_data
 from lamina.learn.network import FEATURES, AttentionNetwork, NetworkConfig
 from lamina.learn.patches import coverage_radius, safe_radius
 from lamina.learn.training import Trainer, TrainingConfig, validation_error
 from lamina.metrics import errors
+from lamina.paper import Attention, BandDomain
+from lamina.paper.shell import CUBIC_RADIUS
 from lamina.pde.poisson import poisson
 from lamina.reproduce.base import Row
-from lamina.schemes.shell import CUBIC_RADIUS
 from lamina.surfaces.analytic import Sphere
 from lamina.surfaces.base import Surface
 from lamina.surfaces.icosphere import icosphere
@@ -130,7 +130,7 @@ def measure(job: Variant | Control, plan: Plan, device: str, report: Report = la
         options = _shell(Attention(network.requires_grad_(False)), plan.radius, plan)
         found["eps"] = plan.radius
     elif job.radius is None:
-        options = {"scheme": job.scheme, "extension": "jet"}
+        options = {"order": 2, "extension": "jet"}
     else:
         options = _shell("jet", job.radius, plan)
         found["eps"] = job.radius
@@ -192,7 +192,8 @@ def solved(name: str, plan: Plan, device: str, level: int, **options: Any) -> Ro
     cloud = _cloud(name, level, device)
     start = time.perf_counter()
     try:
-        domain = Domain(cloud, plan.spacing, device=device, show_progress=False, **options)
+        made = BandDomain if "scheme" in options else Domain
+        domain = made(cloud, plan.spacing, device=device, show_progress=False, **options)
         u = poisson(domain, lambda x: sphere_poisson().rhs(x) - shift).values[: len(points)].cpu()
         seconds = time.perf_counter() - start
         found = errors(u, exact, remove_mean=True)

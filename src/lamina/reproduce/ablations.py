@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from lamina.band import Band
-from lamina.extension.attention import Attention, cover_band, sampled_band
 from lamina.geometry.lattice import Lattice
 from lamina.learn.network import FEATURES, AttentionNetwork, NetworkConfig
+from lamina.paper.attention import Attention, cover_band, sampled_band
 from lamina.reproduce.ablation_networks import QUICK, Control, Plan, Variant, measure, problem, solved
 from lamina.reproduce.ablation_numbers import PAPER
 from lamina.reproduce.base import Row, Setting, Table

@@ -20,13 +20,13 @@ import torch
 from scipy.sparse.linalg import aslinearoperator, gmres
 from torch import Tensor
 
-from lamina.baselines import solve
+from lamina.baselines import Answer, heat
 from lamina.baselines.fem import SurfaceFEM
 from lamina.baselines.reference import Reference, settled
-from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.metrics import errors
-from lamina.pde.clamp import clamp
+from lamina.paper.domain import BandDomain
+from lamina.paper.explicit import clamp
 from lamina.pde.conditions import Condition, Dirichlet
 from lamina.reproduce import paper
 from lamina.reproduce.base import Row, Setting, Table
@@ -74,19 +74,19 @@ def rows(setting: Setting) -> list[Row]:
 
 def _solve(
     method: str, shape: Shape, initial: Function, held: Condition, time: float, spacing: float, setting: Setting
-) -> solve.Answer:
+) -> Answer:
     surface = shape.mesh()
     if method in ("attention", "cpm") and time == LONG:
         return steady_explicit(method, surface, held, spacing, setting.device)
     steps = 60 if time == LONG and method != "fem" else None
     device = "cpu" if method == "fem" else setting.device
-    return solve.heat(method, surface, initial, time, held, spacing=spacing, steps=steps, device=device)
+    return heat(surface, initial, time, method, held, spacing=spacing, steps=steps, device=device)
 
 
-def steady_explicit(method: str, surface: Surface, held: Condition, spacing: float, device: str) -> solve.Answer:
+def steady_explicit(method: str, surface: Surface, held: Condition, spacing: float, device: str) -> Answer:
     """Where explicit steps of the shell scheme end. Raises SolveError where GMRES does not get there."""
     start = perf_counter()
-    domain = Domain(surface, spacing, scheme="shell", device=device, show_progress=False,
+    domain = BandDomain(surface, spacing, scheme="shell", device=device, show_progress=False,
                     extension="attention" if method == "attention" else "closest-point")  # fmt: skip
     hold = clamp(domain, held)
     assert hold is not None
@@ -105,7 +105,7 @@ def steady_explicit(method: str, surface: Surface, held: Condition, spacing: flo
         raise SolveError("GMRES did not find the steady state of the explicit steps in 3000 iterations.")
     values = (domain.readout @ hold(torch.from_numpy(x).to(zero), 0.0)).cpu()
     facts = {"scheme": "shell", "spacing": domain.spacing}
-    return solve.Answer(values, count, perf_counter() - start, facts)
+    return Answer(values, count, perf_counter() - start, facts)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from lamina.domain import Domain
+from lamina.baselines.compare import DOMAINS
 from lamina.pde.poisson import poisson
 from lamina.reproduce import paper
 from lamina.reproduce.base import Row, Setting, Table
@@ -27,10 +27,8 @@ def bump(p: Tensor) -> Tensor:
 
 def found(method: str, spacing: float, device: str) -> Row:
     start = perf_counter()
-    scheme, extension = ("shell", "attention") if method == "attention" else (method, "auto")
-    domain = Domain(
-        Torus(1.0, 0.4), spacing, scheme=scheme, extension=extension, device=device, show_progress=False
-    )
+    made, options = DOMAINS[method]
+    domain = made(Torus(1.0, 0.4), spacing, device=device, show_progress=False, **options)
 
     def temperature(h: Tensor | float) -> Tensor:
         f = (lambda p: -h * bump(p)) if method == "attention" else -h * bump(domain.points)
@@ -57,7 +55,7 @@ def found(method: str, spacing: float, device: str) -> Row:
 
 def rows(setting: Setting) -> list[Row]:
     made: list[Row] = [{"method": paper.OURS, "case": CASE, "h": paper.INVERSE, "off": paper.INVERSE - 1}]
-    for method in ("attention", "coupled", "trace"):
+    for method in ("attention", "closest-point", "trace"):
         setting.report(0.0, LABELS[method])
         spacing = 0.2 if setting.quick else 0.05
         made.append({"method": LABELS[method], "case": CASE, **found(method, spacing, setting.device)})

@@ -88,7 +88,7 @@ def stand_in() -> Shape:
     return shape_of(Mesh(radius * V, F), "bumpy ball")
 
 
-METHODS = ("attention", "neural", "coupled", "trace", "fem", "cpm")  # coupled on a mesh is the textbook's CPM
+METHODS = ("attention", "neural", "closest-point", "trace", "fem", "cpm")  # coupled on a mesh is the textbook's CPM
 
 
 def shape_rows(setting: Setting) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lamina.baselines import solve
+from lamina.baselines import Answer, solve
 from lamina.errors import InputError, SolveError
 from lamina.metrics import aligned, errors
 from lamina.reproduce.base import Row, Setting
@@ -21,7 +21,7 @@ from lamina.surfaces.point_cloud import PointCloud
 LABELS = {
     "attention": "lamina attention (the paper's method)",
     "neural": "lamina neural",
-    "coupled": "lamina coupled",
+    "closest-point": "closest point, order 4 (coupled)",
     "trace": "lamina trace",
     "auto": "lamina as it comes",
     "fem": "FEM",
@@ -92,7 +92,7 @@ def poisson_row(
     setting.report(0.0, f"{case}: {row['method']}")
     try:
         options: dict[str, Any] = {} if order is None else {"order": order}
-        answer = solve.poisson(method, surface, f, spacing=spacing, device=setting.device, **options)
+        answer = solve(surface, f, method, spacing=spacing, device=setting.device, **options)
         return row | measured(answer, exact, row["method"], component=component, keep=keep)
     except (InputError, SolveError, torch.OutOfMemoryError) as error:
         return row | {"failed": str(error)}
@@ -105,7 +105,7 @@ def fitted_error(values: Tensor, exact: Any, component: Tensor | None = None) ->
 
 
 def measured(
-    answer: solve.Answer,
+    answer: Answer,
     exact: Any,
     name: str,
     *,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lamina.baselines import solve
+from lamina.baselines import heat
 from lamina.errors import InputError, SolveError
 from lamina.metrics import errors
 from lamina.reproduce import paper
@@ -54,8 +54,8 @@ def rows(setting: Setting) -> list[Row]:
             time = (0.2 if method == "attention" else 1000.0) * size**2
             steps = None if method == "attention" else 40
             try:
-                answer = solve.heat(
-                    method, surface, initial, time, steps=steps, spacing=spacing, device=setting.device
+                answer = heat(
+                    surface, initial, time, method, steps=steps, spacing=spacing, device=setting.device
                 )
             except (InputError, SolveError) as error:
                 made.append(row | {"failed": str(error)})
@@ -65,7 +65,7 @@ def rows(setting: Setting) -> list[Row]:
 
 
 def _methods(surface: Surface) -> tuple[str, ...]:
-    return ("attention", "neural" if isinstance(surface, PointCloud) else "coupled", "trace", "auto")
+    return ("attention", "neural" if isinstance(surface, PointCloud) else "closest-point", "trace", "auto")
 
 
 def _errors(values: Tensor, mean: float, surface: Surface) -> Row:

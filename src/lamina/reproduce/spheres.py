@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lamina.baselines import solve
+from lamina.baselines import heat
 from lamina.errors import InputError, SolveError
 from lamina.gallery import sphere_poisson as problem
 from lamina.metrics import errors
@@ -24,7 +24,7 @@ from lamina.surfaces.mesh import Mesh
 
 RESOLUTIONS = {"coarse": 100, "medium": 1_000, "fine": 10_000, "very fine": 100_000}
 ICOSPHERE = "coarse, icosphere"
-METHODS = ("attention", "neural", "coupled", "trace", "fem", "cpm", "cpm-coupled")
+METHODS = ("attention", "neural", "closest-point", "trace", "fem", "cpm", "cpm-coupled")
 EXACT = problem()
 QUICK = 0.25  # spacing of the quick form
 
@@ -58,7 +58,7 @@ def warm_up(setting: Setting) -> None:
 def _poisson(method: str, shape: Shape, setting: Setting, case: str, spacing: float) -> Row:
     surface = shape.mesh() if method.startswith("fem") else shape.cloud()
     exact = EXACT.solution(shape.V)
-    order = 4 if method == "coupled" else None
+    order = 4 if method == "closest-point" else None
     row = poisson_row(method, surface, EXACT.rhs, exact, setting, case=case, spacing=spacing, order=order)
     return row | {"method": LABELS[method]}
 
@@ -88,8 +88,8 @@ def heat_rows(setting: Setting) -> list[Row]:
                 setting.report(0.0, f"{row['case']}: {row['method']}")
                 surface = shape.mesh() if method == "fem" else shape.cloud()
                 try:
-                    answer = solve.heat(
-                        method, surface, EXACT.solution, time, spacing=QUICK if setting.quick else SPACING,
+                    answer = heat(
+                        surface, EXACT.solution, time, method, spacing=QUICK if setting.quick else SPACING,
                         device=setting.device,
                     )  # fmt: skip
                 except (InputError, SolveError) as error:
@@ -134,7 +134,7 @@ def sampling_rows(setting: Setting) -> list[Row]:
         for seed in range(seeds):
             points = fibonacci(count) if case == "regular" else SAMPLINGS[case](count, seed)
             shape = sphere_shape(points, case)
-            methods = ("attention", "neural", "coupled", "trace", "fem")
+            methods = ("attention", "neural", "closest-point", "trace", "fem")
             runs += [_poisson(method, shape, setting, case, spacing) | {"seed": seed} for method in methods]
     return paper.samplings(cases) + averaged(runs, ("nmae", "nmaxe", "seconds"))
 
@@ -156,7 +156,7 @@ def run_time_rows(setting: Setting) -> list[Row]:
             made.append({"method": paper.OURS, "case": case, "seconds": seconds})
             shape = sphere_shape(fibonacci(vertices[count]), "sphere")
             unknowns = 2000 if setting.quick else 1000 * thousands
-            for method, across in (("attention", 9.0), ("neural", 10.2), ("coupled", 10.2), ("trace", 3.0)):
+            for method, across in (("attention", 9.0), ("neural", 10.2), ("closest-point", 10.2), ("trace", 3.0)):
                 spacing = math.sqrt(4 * math.pi * across / unknowns)
                 row = _poisson(method, shape, setting, case, spacing)
                 made.append(row | {"method": LABELS[method], "spacing": spacing})
@@ -170,7 +170,7 @@ def convergence_rows(setting: Setting) -> list[Row]:
     made: list[Row] = []
     shape = sphere_shape(fibonacci(1000 if setting.quick else 10_000), "sphere")
     for spacing in (0.4, 0.2) if setting.quick else (0.2, 0.1, 0.05, 0.025):
-        for method in ("cpm", "cpm-coupled", "coupled", "trace", *(() if spacing < 0.05 else ("attention",))):
+        for method in ("cpm", "cpm-coupled", "closest-point", "trace", *(() if spacing < 0.05 else ("attention",))):
             made += [_poisson(method, shape, setting, f"{spacing:g}", spacing) | {"spacing": spacing}]
         polyhedron = sphere_shape(fibonacci(int(4 * math.pi / (0.87 * spacing**2))), "sphere")
         made.append(_poisson("fem", polyhedron, setting, f"{spacing:g}", spacing) | {"spacing": spacing})

@@ -75,10 +75,6 @@ class Scheme(Protocol):
         """
         ...
 
-    def explicit_step(self, u: Tensor, dt: float) -> Tensor:
-        """One explicit Euler step of the heat equation."""
-        ...
-
     def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:
         """u shifted to zero mean on each component; mean_at_points(u) gives the means (c,) over the samples."""
         ...

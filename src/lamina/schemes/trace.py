@@ -17,7 +17,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import assemble
@@ -143,9 +142,6 @@ class Trace(Symmetric):
 
     def remove_mean(self, u: Tensor, mean_at_points) -> Tensor:
         return self.without_mean(u)
-
-    def explicit_step(self, u: Tensor, dt: float) -> Tensor:
-        raise InputError('Explicit Euler needs a diagonal mass; use scheme="coupled", or method="tr-bdf2".')
 
     def readout(self, feet: ClosestPoints) -> Sparse:
         return self._in_elements(*self.cut.locate(feet))

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from lamina.linear.krylov import KrylovResult
-from lamina.schemes.base import Report, Scheme, Shift
+from lamina.schemes.base import Report, Shift
 
 
 class Scaled:
     """M du/dt = a A u + load for a scheme of A and M. A `Scheme`; a > 0: a number, or a tensor () with gradients."""
 
-    def __init__(self, scheme: Scheme, factor: float | Tensor):
+    def __init__(self, scheme: Any, factor: float | Tensor):
         self.scheme, self.factor = scheme, factor
 
     def __getattr__(self, name: str) -> Any:

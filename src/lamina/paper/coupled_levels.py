@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from lamina.band import Band, band_radius
-from lamina.extension.interpolation import Lines, interpolation, interpolation_matrix, linear_stencil
 from lamina.geometry.lattice import Lattice
 from lamina.linear.adjoint import Sparse, transposed
 from lamina.linear.assembly import plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.multigrid import chebyshev_steps
+from lamina.paper.ghosts import Ghosts, Held
+from lamina.paper.interpolation import Lines, interpolation, interpolation_matrix, linear_stencil
+from lamina.paper.laplacian import diagonal, laplacian_matrix
 from lamina.progress import Update
-from lamina.schemes.ghosts import Ghosts, Held
-from lamina.schemes.laplacian import diagonal, laplacian_matrix
 from lamina.surfaces.base import Surface
 
 PENALTY = 2.0

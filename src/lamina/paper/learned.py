@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lamina.linear.adjoint import System, solve
 from lamina.linear.krylov import KrylovResult, fgmres
+from lamina.paper.coupled_levels import PENALTY
+from lamina.paper.shell import Shell
 from lamina.schemes.base import Report, Shift
-from lamina.schemes.coupled_levels import PENALTY
-from lamina.schemes.shell import Shell
 
 
 class LearnedCoupled(Shell):

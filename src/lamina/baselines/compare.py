@@ -1,16 +1,18 @@
 """One call for every method, lamina's own and those it is compared with.
 
-    poisson("fem", surface, f).values
-    heat("cpm", surface, u0, 0.1, spacing=0.05).values
+    lamina.baselines.solve(surface, f, "fem").values
+    lamina.baselines.heat(surface, u0, 0.1, "cpm", spacing=0.05).values
 
 | method | what it is |
 |---|---|
 | fem | linear elements on the surface's triangles, cotangent stiffness, consistent mass (`fem.py`) |
 | fem-robust | the same with the matrices of robust_laplacian |
-| cpm | the paper's closest point method: polynomial re-extension, then a solve on the shell (`schemes/shell.py`) |
-| cpm-coupled | the textbook's: E L u - gamma (I - E) u = E f of order 2, which lamina solves by multigrid |
+| cpm | the paper's closest point method: polynomial re-extension, then a solve on the shell (`paper/shell.py`) |
+| closest-point | E L u - gamma (I - E) u = E f, solved by multigrid; order 4 on smooth surfaces, otherwise 2 |
+| cpm-coupled | the same of order 2, as in textbooks |
 | attention | the paper's: learned extension, then a solve on the shell |
-| neural, coupled, trace, auto | lamina's learned operator, its two schemes, its default |
+| neural | lamina with its learned operator for samples |
+| trace, order-3, auto | lamina at order 2, at order 3, and as it comes |
 | a trained `gino.GINO` | a neural operator; Poisson on closed surfaces only |
 """
 
@@ -28,6 +30,7 @@ from torch import Tensor
 from lamina.baselines.fem import SurfaceFEM
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.paper.domain import BandDomain
 from lamina.pde.conditions import Condition, Dirichlet, Neumann
 from lamina.pde.heat import heat as diffuse
 from lamina.pde.poisson import poisson as solve_poisson
@@ -37,14 +40,15 @@ from lamina.surfaces.point_cloud import PointCloud
 Field = Callable[[Tensor], Tensor] | Tensor | float
 Conditions = Sequence[Condition] | Condition | None
 
-DOMAINS: dict[str, dict[str, Any]] = {
-    "cpm": {"scheme": "shell"},
-    "cpm-coupled": {"scheme": "coupled", "order": 2},
-    "attention": {"extension": "attention"},
-    "neural": {"extension": "neural"},
-    "coupled": {"scheme": "coupled"},
-    "trace": {"scheme": "trace"},
-    "auto": {},
+DOMAINS: dict[str, tuple[type[Domain], dict[str, Any]]] = {
+    "cpm": (BandDomain, {"scheme": "shell"}),
+    "closest-point": (BandDomain, {"scheme": "coupled"}),
+    "cpm-coupled": (BandDomain, {"scheme": "coupled", "order": 2}),
+    "attention": (BandDomain, {"extension": "attention"}),
+    "neural": (Domain, {"extension": "neural"}),
+    "trace": (Domain, {"order": 2}),
+    "order-3": (Domain, {"order": 3}),
+    "auto": (Domain, {}),
 }
 METHODS = ("fem", "fem-robust", *DOMAINS)
 
@@ -69,10 +73,10 @@ class Answer:
         return {"seconds": self.seconds, "unknowns": self.unknowns, **self.facts}
 
 
-def poisson(
-    method: str | Operator,
+def solve(
     surface: Surface,
     f: Field,
+    method: str | Operator,
     conditions: Conditions = None,
     *,
     spacing: float | None = None,
@@ -101,10 +105,10 @@ def poisson(
 
 
 def heat(
-    method: str,
     surface: Surface,
     u0: Field,
     time: float,
+    method: str,
     conditions: Conditions = None,
     *,
     steps: int | None = None,
@@ -139,10 +143,10 @@ def _answer(u: Any, start: float) -> Answer:
 def _domain(method: str, surface: Surface, spacing: float | None, device: str, options: dict[str, Any]) -> Domain:
     if method not in DOMAINS:
         raise InputError(f"Unknown method {method!r}; known: {', '.join(METHODS)}, or a trained operator.")
-    chosen = DOMAINS[method] | options
+    made, chosen = DOMAINS[method][0], DOMAINS[method][1] | options
     if "extension" not in chosen and method != "auto":
         chosen["extension"] = "jet" if isinstance(surface, PointCloud) else "closest-point"
-    return Domain(surface, spacing, device=device, show_progress=False, **chosen)
+    return made(surface, spacing, device=device, show_progress=False, **chosen)
 
 
 def _fem(method: str, surface: Surface, **options: Any) -> SurfaceFEM:

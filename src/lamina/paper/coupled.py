@@ -25,16 +25,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.extension.interpolation import interpolation
 from lamina.geometry.lattice import Lattice
 from lamina.linear.adjoint import Sparse, System, solve
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import KrylovResult, fgmres, in_blocks
 from lamina.linear.multigrid import Shifted, in_single_precision
+from lamina.paper.coupled_levels import DIRECT_NODES, AdjointLevel, ShiftedLevel, build_levels
+from lamina.paper.ghosts import Held, Rule
+from lamina.paper.interpolation import interpolation
 from lamina.progress import Update
 from lamina.schemes.base import Field, Report, Shift
-from lamina.schemes.coupled_levels import DIRECT_NODES, AdjointLevel, ShiftedLevel, build_levels
-from lamina.schemes.ghosts import Held, Rule
 from lamina.surfaces.base import ClosestPoints, Surface
 
 

@@ -1,0 +1,76 @@
+"""Conditions that the coupled scheme keeps on rims, by ghost nodes beyond them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lamina.domain import Domain
+from lamina.errors import InputError
+from lamina.paper.coupled import Coupled
+from lamina.paper.ghosts import Rule
+from lamina.pde.boundary import Kept, Posed, at_places, kinds, steady, values_at
+from lamina.pde.conditions import Condition
+from lamina.pde.places import no_rim, tested
+from lamina.schemes.base import VALUE
+
+
+def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> bool:
+    """Whether conditions hold on rims only."""
+    ghosts = scheme.levels[0].ghosts
+    for number, c in enumerate(conditions):
+        if c.test is not None:
+            found = tested(c.test, domain.points if ghosts is None else ghosts.rim, c, number)
+            if ghosts is None or found.dtype != torch.bool or not bool(found.any()):
+                return False
+        elif not isinstance(c.where, str | int):
+            return False
+    return True
+
+
+def on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> Posed | None:
+    """The scheme with rules for its ghost nodes; None if conditions hold elsewhere than on rims."""
+    if not _all_on_rims(domain, scheme, conditions):
+        return None
+    rules: list[Rule | None] = []
+    finest = torch.zeros(0, dtype=torch.int64)
+    held = torch.zeros(scheme.component_count, dtype=torch.bool, device=domain.points.device)
+    for level in scheme.levels:
+        ghosts = level.ghosts
+        if ghosts is None:
+            rules.append(None)
+            continue
+        condition = at_places(domain, ghosts.rim, conditions, strict=not rules)
+        kind, robin = kinds(domain, conditions, condition, ghosts.rim)
+        if not rules:
+            finest = condition
+            held[level.band.component[ghosts.rows[(kind == VALUE) | (robin > 0)]]] = True
+        rules.append(Rule.make(ghosts, kind, robin, scheme.rim_order))
+    ghosts = scheme.levels[0].ghosts
+    if ghosts is None:
+        raise InputError(no_rim(conditions[0], 0))
+    new = scheme.following(rules, held)
+
+    given = partial(values_at, domain, conditions, finest, ghosts.rim)
+    load = steady(lambda time: new.boundary_load(given(time)), conditions)
+    domain = domain.with_scheme(new)
+    kept = Kept(conditions, partial(_fluxes_on_rims, domain, conditions), domain)
+    return Posed(domain, new, load, lambda u: new.with_ghosts(u, given(0.0)), kept)
+
+
+def _fluxes_on_rims(domain: Domain, conditions: list[Condition], u: Tensor, time: float) -> Tensor:
+    """What enters (c,) through conditions on rims: the flux that is given, or du/dn from values at the rim and one and
+    two cells inside it, to second order."""
+    rim, h = domain.rim, domain.spacing
+    assert rim is not None
+    condition = at_places(domain, rim.points, conditions, strict=False)
+    kind, robin = kinds(domain, conditions, condition, rim.points)
+    at, inside, further = (domain.evaluate(u, rim.points - i * h * rim.outward) for i in range(3))
+    flux = values_at(domain, conditions, condition, rim.points, time) - robin * at
+    flux = torch.where(kind == VALUE, (3 * at - 4 * inside + further) / (2 * h), flux)
+    asked = condition >= 0
+    return u.new_zeros(len(conditions)).index_add_(0, condition[asked], (rim.weights * flux)[asked])
+
+
