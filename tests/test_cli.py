@@ -193,7 +193,7 @@ def test_info_says_what_a_surface_is(run, tmp_path):
     facts = run("info", path, "--json").json
     assert facts["name"] == "ball"
     assert facts["faces"] == 320
-    assert facts["notes"] == ["1 duplicate faces were ignored."]
+    assert facts["notes"] == ["1 duplicate face was ignored."]
 
 
 def octahedron(folder):
@@ -494,6 +494,19 @@ def test_help_groups_the_options_by_purpose(run):
     assert headings.index("Grid") < headings.index("Result")
     assert text.index("Grid:") < text.index("--spacing") < text.index("Schemes, and the paper's method:")
     assert "-o, --out" in text
+
+
+def test_the_help_of_train_is_grouped_too(run):
+    headings = re.findall(r"^(\w[^\n]*):$", run("train", "--help").out, re.M)
+    assert headings == ["Result", "Training", "What it learns from", "The network", "Options"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["solve poisson", "solve heat", "view", "train", "reproduce", *(f"fit {k}" for k in ("sns", "siren", "deepsdf"))],
+)
+def test_where_to_write_is_o_everywhere(run, command):
+    assert "-o, --out" in run(*command.split(), "--help").out
 
 
 def test_heat_without_an_initial_state_spreads_spots_that_can_be_typed_again(run, tmp_path):

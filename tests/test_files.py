@@ -254,7 +254,7 @@ def test_duplicate_and_flat_faces_are_left_out_with_their_number(tmp_path, kind)
     surface = load(path)
     assert_same_triangles(surface, other)
     assert "6 duplicate faces were ignored." in surface.notes
-    assert "1 faces have no area and were ignored." in surface.notes
+    assert "1 face has no area and was ignored." in surface.notes
 
 
 @pytest.mark.parametrize("kind", ["obj", "off", "ply"])

@@ -140,6 +140,13 @@ def test_a_domain_moves_to_another_precision_and_back():
     assert sphere().to("cpu") is sphere()
 
 
+def test_what_is_no_device_is_named():
+    with pytest.raises(lamina.InputError, match=r"which is a precision: give it as dtype=torch\.float32"):
+        sphere().to(torch.float32)
+    with pytest.raises(lamina.InputError, match="there is no device"):
+        sphere().to(3.5)
+
+
 def test_a_device_that_is_not_there_is_named():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

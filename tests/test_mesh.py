@@ -144,6 +144,7 @@ def test_a_moebius_band_solves():
     u = lamina.poisson(lamina.Domain(mesh, 0.08), lambda x: x[:, 0])
     assert u.residual <= 1e-8
     assert float((u.values * mesh.points[:, 0]).sum()) < 0  # (u, Lap u) < 0
+    assert "1 part has but one side, as a Moebius strip; solutions do not depend on it." in mesh.notes
 
 
 # Refused

@@ -53,7 +53,7 @@ app.add_typer(solve, name="solve")
 app.command(short_help="Look at a solution in the browser.")(view)
 app.command(cls=GroupedCommand, short_help="Say what a surface is, and which grid suits it.")(info)
 app.add_typer(fit, name="fit")
-app.command(short_help="Train the network of an extension operator.")(train)
+app.command(cls=GroupedCommand, short_help="Train the network of an extension operator.")(train)
 app.command(short_help="Run the tables of the paper anew.")(reproduce)
 app.command(short_help="Versions, devices, and a self-test of ten seconds.")(doctor)
 

@@ -9,7 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lamina.cli.options import Device, DeviceOpt, Json, SurfaceArg, print_facts, say_next
+from lamina.cli.options import RESULT, Device, DeviceOpt, Json, SurfaceArg, print_facts, say_next
+
+# Headings of the options of train in the help.
+TRAINING, DATA, NETWORK = "Training", "What it learns from", "The network"
 
 
 class Operator(enum.StrEnum):
@@ -21,36 +24,71 @@ fit = typer.Typer(help="Fit a neural representation to a surface.", no_args_is_h
 
 
 def train(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for checkpoint, log and the trained network.", rich_help_panel=RESULT),
+    ],
     operator: Annotated[
         Operator,
-        typer.Option(help="attention, the paper's network, or neural, lamina's own; options below are the former's."),
+        typer.Option(
+            help="attention, the paper's network, or neural, lamina's own; most options are the former's.",
+            rich_help_panel=TRAINING,
+        ),
     ] = Operator.attention,
-    surface: Annotated[str | None, typer.Option(help="Surface to train on, a fitted SNS or other; spike.")] = None,
-    held_out: Annotated[str | None, typer.Option(help="Surface to validate on; by default starfruit.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of Adam; 10000, or 3500 of neural.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Patches a step; 256, or 2048 of neural.")] = None,
-    rate: Annotated[float, typer.Option(help="Largest step size of Adam.")] = 3e-3,
-    alpha: Annotated[float, typer.Option(help="Weight of the normal-consistency loss.")] = 1e-2,
-    grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.")] = 4,
-    clouds: Annotated[int | None, typer.Option(help="Damaged clouds that neural learns from; 240.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Samples a patch; 256, or 768 a cloud of neural.")] = None,
-    validate_every: Annotated[int, typer.Option(help="Steps between validations and checkpoints.")] = 1000,
-    k: Annotated[int, typer.Option(help="Band nodes of a patch.")] = 400,
-    width: Annotated[int, typer.Option(help="Width of the networks.")] = 64,
-    depth: Annotated[int, typer.Option(help="Linear layers of each network.")] = 2,
-    surface_width: Annotated[int | None, typer.Option(help="Width of the surface network, if another.")] = None,
-    surface_depth: Annotated[int | None, typer.Option(help="Its linear layers, if others.")] = None,
-    activation: Annotated[str, typer.Option(help="relu, silu, gelu or tanh.")] = "relu",
-    features: Annotated[str, typer.Option(help="Any of points,normals,curvatures; none for none.")] = "points,normals",
-    strength: Annotated[float, typer.Option(help="First value of lambda.")] = 1.0,
-    fixed_strength: Annotated[bool, typer.Option("--fixed-strength", help="Do not train lambda.")] = False,
-    spacing: Annotated[float, typer.Option(help="Grid spacing of the training data.")] = 0.05,
-    radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.")] = 4.5,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's checkpoint and settings.")] = False,
-    stop_after: Annotated[int | None, typer.Option(help="Stop after this step, to go on later.")] = None,
-    device: DeviceOpt = Device.cpu,
+    surface: Annotated[
+        str | None, typer.Option(help="Surface to train on, a fitted SNS or other; spike.", rich_help_panel=DATA)
+    ] = None,
+    held_out: Annotated[
+        str | None, typer.Option(help="Surface to validate on; by default starfruit.", rich_help_panel=DATA)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of Adam; 10000, or 3500 of neural.", rich_help_panel=TRAINING)
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Patches a step; 256, or 2048 of neural.", rich_help_panel=TRAINING)
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Largest step size of Adam.", rich_help_panel=TRAINING)] = 3e-3,
+    alpha: Annotated[
+        float, typer.Option(help="Weight of the normal-consistency loss.", rich_help_panel=TRAINING)
+    ] = 1e-2,
+    grids: Annotated[int, typer.Option(help="Lattices that patches are taken from.", rich_help_panel=DATA)] = 4,
+    clouds: Annotated[
+        int | None, typer.Option(help="Damaged clouds that neural learns from; 240.", rich_help_panel=DATA)
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Samples a patch; 256, or 768 a cloud of neural.", rich_help_panel=DATA)
+    ] = None,
+    validate_every: Annotated[
+        int, typer.Option(help="Steps between validations and checkpoints.", rich_help_panel=TRAINING)
+    ] = 1000,
+    k: Annotated[int, typer.Option(help="Band nodes of a patch.", rich_help_panel=NETWORK)] = 400,
+    width: Annotated[int, typer.Option(help="Width of the networks.", rich_help_panel=NETWORK)] = 64,
+    depth: Annotated[int, typer.Option(help="Linear layers of each network.", rich_help_panel=NETWORK)] = 2,
+    surface_width: Annotated[
+        int | None, typer.Option(help="Width of the surface network, if another.", rich_help_panel=NETWORK)
+    ] = None,
+    surface_depth: Annotated[
+        int | None, typer.Option(help="Its linear layers, if others.", rich_help_panel=NETWORK)
+    ] = None,
+    activation: Annotated[str, typer.Option(help="relu, silu, gelu or tanh.", rich_help_panel=NETWORK)] = "relu",
+    features: Annotated[
+        str, typer.Option(help="Any of points,normals,curvatures; none for none.", rich_help_panel=NETWORK)
+    ] = "points,normals",
+    strength: Annotated[float, typer.Option(help="First value of lambda.", rich_help_panel=NETWORK)] = 1.0,
+    fixed_strength: Annotated[
+        bool, typer.Option("--fixed-strength", help="Do not train lambda.", rich_help_panel=NETWORK)
+    ] = False,
+    spacing: Annotated[float, typer.Option(help="Grid spacing of the training data.", rich_help_panel=DATA)] = 0.05,
+    radius: Annotated[float, typer.Option(help="Radius of the band, in spacings.", rich_help_panel=DATA)] = 4.5,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.", rich_help_panel=TRAINING)] = 0,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from the folder's checkpoint and settings.", rich_help_panel=TRAINING),
+    ] = False,
+    stop_after: Annotated[
+        int | None, typer.Option(help="Stop after this step, to go on later.", rich_help_panel=TRAINING)
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.", rich_help_panel=TRAINING)] = Device.cpu,
     json_: Json = False,
 ) -> None:
     """Train the network of an extension operator on a surface; torchrun shares the work for attention."""

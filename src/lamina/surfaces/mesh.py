@@ -96,9 +96,14 @@ class Mesh(Surface):
         unique = torch.zeros(len(faces), dtype=torch.bool)
         unique[torch.from_numpy(first)] = True
         if flat.any():
-            self.notes.append(f"{int(flat.sum())} faces have no area and were ignored.")
+            count = int(flat.sum())
+            said, left = ("1 face has", "was") if count == 1 else (f"{count} faces have", "were")
+            self.notes.append(f"{said} no area and {left} ignored.")
         if not unique.all():
-            self.notes.append(f"{int((~unique).sum())} duplicate faces were ignored.")
+            twice = int((~unique).sum())
+            self.notes.append(
+                "1 duplicate face was ignored." if twice == 1 else f"{twice} duplicate faces were ignored."
+            )
         return faces[unique & ~flat]
 
     def _note_sides(self, faces: Tensor) -> None:
@@ -114,7 +119,8 @@ class Mesh(Surface):
                 "on it."
             )
         if strips:
-            self.notes.append(f"{strips} parts have but one side, as a Moebius strip; solutions do not depend on it.")
+            parts = "1 part has" if strips == 1 else f"{strips} parts have"
+            self.notes.append(f"{parts} but one side, as a Moebius strip; solutions do not depend on it.")
 
     @property
     def face_adjacency(self) -> tuple[Tensor, Tensor, Tensor]:
