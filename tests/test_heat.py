@@ -170,7 +170,7 @@ def test_single_precision(domain):
         (1.0, {"times": [-0.5]}, "times must lie between 0 and 1"),
         (1.0, {"steps": 0}, "steps must be at least 1, got 0"),
         (1.0, {"accuracy": 0.0}, "accuracy must lie between 0 and 1"),
-        (1.0, {"method": "leapfrog"}, "Unknown method 'leapfrog'; known: tr-bdf2, euler"),
+        (1.0, {"method": "leapfrog"}, "Unknown method 'leapfrog'; known for this domain: tr-bdf2, euler"),
     ],
 )
 def test_bad_options_are_named(domain, time, options, message):

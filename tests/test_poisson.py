@@ -81,7 +81,7 @@ def test_screened_poisson_needs_no_mean_removed(c):
 
 
 def test_single_precision_is_as_accurate_as_the_grid():
-    domain = lamina.Domain(SPHERE.surface(), 0.1, order=2, dtype=torch.float32)
+    domain = lamina.paper.BandDomain(SPHERE.surface(), 0.1, scheme="coupled", order=2, dtype=torch.float32)
     u = lamina.poisson(domain, SPHERE.rhs)
     assert u.values.dtype == torch.float32
     assert nmae(u, SPHERE) == pytest.approx(error("sphere", 0.1, 2), rel=0.2)

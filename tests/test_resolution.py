@@ -8,13 +8,14 @@ import torch
 
 import lamina
 from lamina.surfaces.icosphere import icosphere
+from schemes import of_scheme
 
 SPACING = 0.1
 
 
 @pytest.fixture(scope="module", params=["trace", "coupled"])
 def domain(request):
-    return lamina.Domain(lamina.Mesh(*icosphere(5)), SPACING, scheme=request.param)
+    return of_scheme(request.param, lamina.Mesh(*icosphere(5)), SPACING)
 
 
 def wave(cells):

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 # An edge is halved if its middle differs from the mean of its ends by more than this share of the range: half a step
 # of 256 colours. With twice the share there are about half as many triangles, and errors that can just be seen.
 LARGEST_DEVIATION = 1 / 512
-# Edges longer than this many cells are halved without looking, so that no wave the grid carries falls between two
-# corners. Edges shorter than the second number are kept: within a cell the field is a polynomial, and smooth there.
-LONGEST_EDGE, SHORTEST_EDGE = 2.0, 1 / 8
+# Edges longer than this many distances between nodes are halved without looking, so that no wave the grid carries falls
+# between two corners. Edges shorter than the second number are kept: within a cell the field is a polynomial, and smooth there.
+LONGEST_EDGE, SHORTEST_EDGE = 2.0, 1 / 16
 # Halvings that lead from the first length to the second. At a crease the field may jump where two sheets meet within
 # one cell; no number of triangles draws that with straight edges.
-HALVINGS = 4
+HALVINGS = 5
 # Splitting by deviation stops here; more triangles than this make files and pages that no viewer opens.
 MAX_TRIANGLES = 1_500_000
 
@@ -81,11 +81,11 @@ def display(domain: Domain, unknowns: Tensor) -> Display:
     faces = domain.geometry.faces
     first, middles = (_pieces if faces is None else _faces)(domain, unknowns)
     shown = first
-    while faces is not None and (finer := _halved(shown, LONGEST_EDGE * domain.spacing, middles)) is not shown:
+    while faces is not None and (finer := _halved(shown, LONGEST_EDGE * domain.resolution, middles)) is not shown:
         shown = finer
     incomplete = False
     for _ in range(HALVINGS):
-        finer = _halved(shown, SHORTEST_EDGE * domain.spacing, middles, by_deviation=True)
+        finer = _halved(shown, SHORTEST_EDGE * domain.resolution, middles, by_deviation=True)
         incomplete = len(finer.faces) > MAX_TRIANGLES
         if finer is shown or incomplete:
             break

@@ -151,6 +151,10 @@ class Domain:
         if isinstance(order, int):
             self._place(ORDER[order], spacing, nodes)
             return order, "asked for", cut_surface(self.geometry, self.lattice, degree=order - 1)
+        if self.geometry.faceted:
+            why = "a mesh has creases, rims and parts of any kind, and order 2 bears them all"
+            self._place(ORDER[2], spacing, nodes)
+            return 2, why, cut_surface(self.geometry, self.lattice, degree=1)
         try:
             self._place(ORDER[3], spacing, nodes)
             cut = cut_surface(self.geometry, self.lattice, degree=2)
@@ -202,6 +206,11 @@ class Domain:
     @property
     def component_count(self) -> int:
         return self.scheme.component_count
+
+    @property
+    def resolution(self) -> float:
+        """Distance between the nodes of the functions: the spacing, or half of it at order 3."""
+        return self.spacing / self.scheme.nodes_per_cell
 
     @property
     def unknowns(self) -> int:

@@ -222,7 +222,7 @@ def solve_heat(
     )  # fmt: skip
     low, high = domain.surface.bounds
     half = float((high - low).max()) / 2
-    suited, spreading = spots(domain.points, half, domain.spacing)
+    suited, spreading = spots(domain.points, half, domain.resolution)
     initial = suited if initial is None else initial
     time_ = spreading if time_ is None else time_
     run.conditions = [*(dirichlet or ()), *(neumann or ()), *(robin or ())]

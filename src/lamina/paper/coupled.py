@@ -42,6 +42,7 @@ class Coupled:
     """The hierarchy of levels for one surface, spacing and order. A `Scheme` with M = I."""
 
     name = "coupled"
+    nodes_per_cell = 1
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class Shell(Symmetric):
     """
 
     name = "shell"
+    nodes_per_cell = 1
     order = 2
     smoother = 3, 12.0  # no slivers here: half the work of the trace scheme's, and no more cycles
 

@@ -67,7 +67,7 @@ def roughly(scheme: Scheme, field: Callable[[Tensor], Tensor], load: Tensor) -> 
 
 
 def _spacing_for(domain: Domain, field: Callable[[Tensor], Tensor]) -> float | None:
-    """The spacing that shows the highest peak of a field: half its half-width. None if that is no help.
+    """The spacing that shows the highest peak of a field: two nodes within its half-width. None if that is no help.
 
     The peak is looked for from the largest values at quadrature points, by steps along the surface that are halved
     where none leads up; it may be far narrower than the distance between these points.
@@ -97,4 +97,5 @@ def _spacing_for(domain: Domain, field: Callable[[Tensor], Tensor]) -> float | N
     low = height(x[top] + radii[:, None, None] * around[:, top]) < best[top] / 2
     fallen = low.any(1).nonzero()[:, 0]
     # Noise falls at once, and a step not within a cell: neither has a width that a grid could show.
-    return float(radii[fallen[0]]) / 2 if len(fallen) and fallen[0] > 0 else None
+    enough = domain.scheme.nodes_per_cell * radii / 2
+    return float(enough[fallen[0]]) if len(fallen) and fallen[0] > 0 else None

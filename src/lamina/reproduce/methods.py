@@ -21,7 +21,7 @@ from lamina.surfaces.point_cloud import PointCloud
 LABELS = {
     "attention": "lamina attention (the paper's method)",
     "neural": "lamina neural",
-    "closest-point": "closest point, order 4 (coupled)",
+    "closest-point": "lamina coupled",
     "trace": "lamina trace",
     "auto": "lamina as it comes",
     "fem": "FEM",

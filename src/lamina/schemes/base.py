@@ -27,6 +27,7 @@ class Scheme(Protocol):
     order: int
     spacing: float
     component_count: int
+    nodes_per_cell: int  # along an edge of a cell, the far end not counted
 
     @property
     def unknowns(self) -> int: ...

@@ -24,27 +24,35 @@ STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of
 # unknowns, have an error of 2.0e-4 with 0.1 everywhere and of 6e-5 with less there.
 STABILISATION_Q2 = 0.1, 0.02, 0.01
 MASS_CORRECTION = 0.038
+# Share of the stabilisation, times dx^2, in the mass. With 1 short time steps take 5 iterations instead of 7, and
+# eigenvalues of the sphere at order 2 and spacing 0.1 err by 3.3e-3 instead of 2.8e-3; with 0.1 they take 10.
+HELD_MASS = 0.3
 LEAST_AREA = 2e-3  # dx^2 of surface that every cell is taken to have
-# RMS difference between the normals of a surface and what the grid shows of them, up to which order 3 is taken: on
-# meshes, whose facets alone make some of it and do no harm, and on other surfaces. Of 40 cases (20 shapes, 10,000 and
-# 50,000 unknowns) the order that it chooses has an error of more than 1.3 times that of the other in three: 1.34, 1.4
-# and 1.9 times. With half of these bounds order 3 is not taken on meshes where it errs half as much (fandisk, anchor,
-# armadillo); with twice as much it is taken on networks of sharp parts where it errs up to 2.3 times as much (bust,
-# alien, man).
-ROUGHEST_MESH, ROUGHEST = 0.25, 0.12
+# RMS difference between the normals of a surface and what the grid shows of them, up to which order 3 is taken. It was
+# chosen on five shapes at two sizes: on the bunny network order 3 errs six times less at 0.06 and 1.4 times less at
+# 0.16, on ReLU networks (hammer, gear) up to 2.4 times more from 0.18 on. benchmarks/orders.py judges it on others.
+ROUGHEST = 0.1
+# By how much the largest eigenvalue of a mean of n n^T must exceed the others together (both add up to 1) for its
+# direction to be held in full.
+CLEAR = 0.1
 CHUNK = {"cpu": 2**16, "cuda": 2**21}  # values of basis functions at a time, times 3
 
 
 def element_matrices(cut: CutSurface, diffusivity: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """K, stabilisation included, and M, both (e, k, k).
+    """K and M, both (e, k, k), with fields held constant along normals in K, and in M by HELD_MASS dx^2 times as much.
 
+    What M does not see, fields that vanish on the surface, would otherwise have next to no energy in K + c M when a
+    time step is short (c large), and conjugate gradients would take 20 to 90 iterations instead of 7.
     diffusivity (q,) or (q, 3, 3), of which the tangential part counts, at the quadrature points; 1 unless given.
     """
     plain = surface_stiffness(cut)
     mass = mass_matrices(cut, stiffness=plain)
     stiffness = plain if diffusivity is None else surface_stiffness(cut, diffusivity)
     scale = _mean_diffusivity(cut, diffusivity)
-    held = stabilisation(cut) if cut.degree > 1 else stabilisation(cut) + sliver_stiffness(cut)
+    held = stabilisation(cut)
+    mass = mass + HELD_MASS * cut.spacing**2 * held
+    if cut.degree == 1:
+        held = held + sliver_stiffness(cut)
     return stiffness + scale * held, mass
 
 
@@ -151,7 +159,7 @@ def stabilisation(cut: CutSurface) -> Tensor:
     corners with it, and must not hold those too fast to their own normal.
 
     Quadratic functions need a normal that varies within the cell as that of the surface does, to second order:
-    `normals` at 3^3 Gauss points.
+    the principal direction of `normal_tensors` at 3^3 Gauss points.
     """
     if cut.degree > 1:
         return _stabilisation_q2(cut)
@@ -169,27 +177,28 @@ def _holding(cut: CutSurface, far: float, beside: float, turned: float) -> Tenso
 
 
 def _stabilisation_q2(cut: CutSurface) -> Tensor:
-    corner = normals(cut)[cut.elements.unknown]  # (e, 8, 3)
+    corner = normal_tensors(cut)[cut.elements.unknown]  # (e, 8, 6)
     t, weight = gauss_points(3, corner.dtype, corner.device)
     at_corner, gradient = Q1.values(t), torch.stack(Q2.gradients(t), 1)  # (g, 8), (g, 3, 27)
     rho = _holding(cut, *STABILISATION_Q2)
     out, size = [], max(1, CHUNK[corner.device.type] // (len(t) * Q2.count))
     for part, held in zip(corner.split(size), rho.split(size), strict=True):
-        n = at_corner @ part  # (c, g, 3)
-        # Where sheets or faces of all directions mix, the mean normal is short: nothing is held along it.
-        n = n / n.norm(dim=-1, keepdim=True).clamp_min(0.1)
+        n = _principal(at_corner @ part)  # (c, g, 3)
         slope = torch.einsum("cga,gai->cgi", n, gradient)
         out.append(torch.bmm((held[:, None, None] * weight[:, None] * slope).transpose(1, 2), slope))
     return torch.cat(out)
 
 
-def normals(cut: CutSurface) -> Tensor:
-    """The normal field of the surface as a trilinear function (corners, 3): its L2 projection, held along the mean
-    normal of each cell. Second order on a smooth surface, on it and around it."""
+def normal_tensors(cut: CutSurface) -> Tensor:
+    """n n^T of the surface, entries xx, yy, zz, yz, zx, xy, as a trilinear function (corners, 6): its L2 projection,
+    held along the mean normal of each cell. Second order on a smooth surface, on it and around it.
+
+    The sign of a normal does not count: faces of a mesh may look to either side.
+    """
     basis, unknown, count = Q1, cut.elements.unknown, cut.elements.unknowns
     weights, element = cut.quadrature.weights, cut.element
     mass = weights.new_zeros(cut.elements.active, 64)
-    load = weights.new_zeros(cut.elements.active, 24)
+    load = weights.new_zeros(cut.elements.active, 48)
     size = cut.per_piece * max(1, 3 * CHUNK[weights.device.type] // (cut.per_piece * 8))
     for i in range(0, len(element), size):
         here = slice(i, i + size)
@@ -198,36 +207,77 @@ def normals(cut: CutSurface) -> Tensor:
         owner = element[here][:: cut.per_piece]
         mass = mass.index_add(0, owner, _over_pieces(cut, phi, weighted))
         rows = (-1, cut.per_piece)
-        moment = torch.bmm(weighted.reshape(*rows, 8).transpose(1, 2), cut.quadrature.normals[here].reshape(*rows, 3))
-        load = load.index_add(0, owner, moment.reshape(-1, 24))
+        tensor = _tensor(cut.quadrature.normals[here])
+        moment = torch.bmm(weighted.reshape(*rows, 8).transpose(1, 2), tensor.reshape(*rows, 6))
+        load = load.index_add(0, owner, moment.reshape(-1, 48))
     held = cut.spacing**2 * _quadratic(STABILISATION[0] * cut.normal[:, :, None] * cut.normal[:, None, :])
     pattern, (values,) = assemble(unknown, count, [mass.reshape(-1, 8, 8) + held])
-    g = weights.new_zeros(count, 3).index_add(0, unknown.reshape(-1), load.reshape(-1, 3))
+    g = weights.new_zeros(count, 6).index_add(0, unknown.reshape(-1), load.reshape(-1, 6))
     constant = values.detach()
     matrix = Sparse(pattern.matrix(constant), values if values.requires_grad else None)
     return projected(matrix, 1 / constant[pattern.diagonal], g, 1e-9)
 
 
+def _tensor(n: Tensor) -> Tensor:
+    """n n^T (..., 6) of vectors (..., 3)."""
+    x, y, z = n.unbind(-1)
+    return torch.stack([x * x, y * y, z * z, y * z, z * x, x * y], -1)
+
+
+def _principal(tensor: Tensor) -> Tensor:
+    """The eigenvector (..., 3) of the largest eigenvalue of symmetric tensors (..., 6), of unit length where that
+    eigenvalue is larger than the others together, and shorter where faces of several directions mix: no direction is
+    normal to them all, and their gradients hold each other."""
+    tensor = tensor / tensor[..., :3].sum(-1, keepdim=True).clamp_min(1e-3)
+    power = tensor
+    for _ in range(4):  # to the 16th power, in which the largest eigenvalue stands alone
+        xx, yy, zz, yz, zx, xy = power.unbind(-1)
+        power = torch.stack(
+            [
+                xx * xx + xy * xy + zx * zx,
+                yy * yy + xy * xy + yz * yz,
+                zz * zz + zx * zx + yz * yz,
+                xy * zx + yy * yz + yz * zz,
+                xx * zx + xy * yz + zx * zz,
+                xx * xy + xy * yy + zx * yz,
+            ],
+            -1,
+        )
+        power = power / power[..., :3].sum(-1, keepdim=True).clamp_min(torch.finfo(power.dtype).tiny)
+    column = power[..., _COLUMNS].reshape(*power.shape[:-1], 3, 3)
+    longest = power[..., :3].argmax(-1)
+    n = column.gather(-2, longest[..., None, None].expand(*longest.shape, 1, 3))[..., 0, :]
+    n = n / n.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(n.dtype).tiny)
+    largest = (_tensor(n) * tensor * tensor.new_tensor([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])).sum(-1, keepdim=True)
+    return n * ((2 * largest - 1) / CLEAR).clamp(0, 1)
+
+
+_COLUMNS = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # of the entries xx, yy, zz, yz, zx, xy in the 3 x 3 matrix
+
+
 @torch.no_grad()
 def roughness(cut: CutSurface) -> float:
-    """RMS difference between the normals of the surface and their trilinear approximation `normals` on the cells: what
-    the grid does not see of how the surface turns. On a smooth surface it falls like dx^2."""
-    field, weights = normals(cut), cut.quadrature.weights
+    """RMS difference between the normals of the surface, but for their sign, and what trilinear functions on the cells
+    show of them: what the grid does not see of how the surface turns. On a smooth surface it falls like dx^2."""
+    field, weights = normal_tensors(cut), cut.quadrature.weights
     total = weights.new_zeros(())
     size = max(1, 3 * CHUNK[weights.device.type] // 8)
     for i in range(0, len(weights), size):
         here = slice(i, i + size)
         there = (Q1.values(cut.local[here])[:, None] @ field[cut.elements.unknown[cut.element[here]]])[:, 0]
-        total += (weights[here] * (there - cut.quadrature.normals[here]).square().sum(1)).sum()
+        away = (there - _tensor(cut.quadrature.normals[here])).square()
+        # |n n^T - m m^T|^2 is twice |n - m|^2 for normals that are nearly the same.
+        total += (weights[here] * (0.5 * away[:, :3].sum(1) + away[:, 3:].sum(1))).sum()
     return float((total / weights.sum()).sqrt())
 
 
 def worth_order_3(cut: CutSurface) -> tuple[bool, str]:
     """Whether quadratic functions on these cells promise more than trilinear ones on as many smaller cells, and why."""
-    found, most = roughness(cut), ROUGHEST if cut.face is None else ROUGHEST_MESH
-    compared = f"its normals differ from what cells show of them by {found:.2g}, at most {most:g} for order 3"
-    seen = found <= most
-    return seen, f"{'the grid sees how the surface turns' if seen else 'the surface turns within cells'}: {compared}"
+    found = roughness(cut)
+    compared = f"its normals differ from what cells show of them by {found:.2g}, at most {ROUGHEST:g} for order 3"
+    if found <= ROUGHEST:
+        return True, f"the grid sees how the surface turns: {compared}"
+    return False, f"the surface turns within cells: {compared}"
 
 
 def projected(matrix: Sparse, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:

@@ -56,6 +56,7 @@ class Trace(Symmetric):
         """diffusivity at the quadrature points: (q,), or (q, 3, 3); 1 unless given. asked: boundary conditions.
         screening (q,) >= 0: what u is multiplied with and taken off the Laplacian; 0 unless given."""
         self.cut, self.spacing, self.quadrature, self.order = cut, cut.spacing, cut.quadrature, cut.degree + 1
+        self.nodes_per_cell = cut.degree
         K, M = element_matrices(cut, diffusivity)
         component = cut.elements.component[: cut.elements.active]
         free = torch.ones(int(cut.elements.component.max()) + 1, dtype=torch.bool, device=K.device)

@@ -57,6 +57,7 @@ class Surface(ABC):
     reach: smallest medial radius, where a formula gives it; otherwise lamina.sizing measures it on the samples.
     exact: whether closest points are those of the surface itself rather than of a fit to samples.
     open: whether it may have rims, where it ends.
+    faceted: whether it is made of flat faces, with a crease along every edge.
     tracked: whether its shape carries gradients. `points` and all that is made of them are then constants; closest
     points, `positions`, `own_feet` and `own_areas` carry them.
     """
@@ -65,6 +66,7 @@ class Surface(ABC):
     exact: bool = True
     reach: float | None = None
     open: bool = False
+    faceted: bool = False
     tracked: bool = False
     points: Tensor
     normals: Tensor

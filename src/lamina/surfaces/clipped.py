@@ -65,6 +65,7 @@ class Clipped(Surface):
         super().__init__(base.name)
         self.base, self.function = base, function
         self.representation, self.exact, self.reach = base.representation, base.exact, base.reach
+        self.faceted = base.faceted
         self.notes, self.facts = list(base.notes), dict(base.facts)
         if base.faces is not None:
             self._take_faces(base.points, base.faces)

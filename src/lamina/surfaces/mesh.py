@@ -35,6 +35,7 @@ class Mesh(Surface):
     """
 
     representation = "mesh"
+    faceted = True
 
     def __init__(self, V, F, *, name: str = "mesh"):
         super().__init__(name)
