@@ -1,11 +1,12 @@
-# make install: set up.  make demo: solve an example.  make test: run every check.  make docs: the documentation.
+# make install: set up.  make demo: solve an example.  make docs: the documentation.
+# make test: what guards behaviour, in five minutes.  make test-slow: trainings, tables of the paper, large shapes.
 # All need only Python 3.11 or newer and make; everything else goes into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo-output
 
-.PHONY: install demo test lint doctest docs viewer clean
+.PHONY: install demo test test-slow lint doctest docs viewer clean
 
 install: .venv/.installed
 	@echo "Installed: $(CURDIR)/$(BIN)/lamina"
@@ -25,7 +26,10 @@ demo: .venv/.installed
 TEST := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 $(BIN)/pytest
 
 test: lint doctest
-	$(TEST) -n 2 --dist worksteal --durations=10
+	$(TEST) -n 2 --dist worksteal --durations=10 -m "not slow"
+
+test-slow: .venv/.installed-dev
+	$(TEST) -n 2 --dist worksteal --durations=10 -m slow
 
 doctest: .venv/.installed-dev
 	$(TEST) --doctest-modules src/lamina --ignore-glob='*_kernel.py'

@@ -83,6 +83,7 @@ def test_heat_on_the_command_line_leaves_an_animation(program, tmp_path):
     assert program("solve", "heat", "sphere", "--initial", "x", "--time", 1, "--gif")[0] == 2
 
 
+@pytest.mark.slow
 def test_heat_has_a_start_and_a_time_that_suit_any_size(program, tmp_path):
     """A ball of radius 500 about (1000, 0, 0) cools as one of radius 1 about 0 does."""
     reports = []

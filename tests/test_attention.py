@@ -12,7 +12,6 @@ from scipy.spatial import KDTree
 import lamina
 from lamina.band import Band
 from lamina.errors import InputError
-from lamina.extension import attention
 from lamina.gallery import sphere_poisson
 from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
@@ -23,6 +22,7 @@ from lamina.learn.network import AttentionNetwork, NetworkConfig
 from lamina.learn.patches import RIM, cover, localise
 from lamina.learn.training import Trainer, TrainingConfig
 from lamina.metrics import errors
+from lamina.paper import attention
 from lamina.paper.attention import Attention, assemble, blend_weights, cover_band, sampled_band
 from lamina.paper.shell import Shell
 from lamina.surfaces.base import ClosestPoints, NearNodes

@@ -135,6 +135,7 @@ def test_incompatible_right_hand_side_is_a_warning_with_its_mean(run):
     assert "mean 0.7;" in warning
 
 
+@pytest.mark.slow
 def test_sampling_is_reproducible_and_seeded(run):
     def nmae(*options):
         arguments = ("solve", "poisson", "sphere", "--rhs", "-6*x*y", "--exact", "x*y", "--spacing", 0.15)
@@ -204,6 +205,7 @@ def octahedron(folder):
     return folder / "o.npz"
 
 
+@pytest.mark.slow
 def test_info_says_what_a_network_was_taken_for(run, tmp_path):
     path = octahedron(tmp_path)
     facts = run("info", path, "--json").json
@@ -249,6 +251,7 @@ def test_what_cannot_be_said_of_a_network(run, tmp_path, command, options, messa
 # What it writes
 
 
+@pytest.mark.slow
 def test_out_holds_a_mesh_a_picture_and_a_report(run, tmp_path):
     folder = tmp_path / "new" / "folder"
     result = run(*poisson("spike", "--out", folder))

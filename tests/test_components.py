@@ -18,6 +18,7 @@ def balls(*spheres):
     return lamina.Implicit(phi, bounds=torch.stack([low, high]))
 
 
+@pytest.mark.slow
 def test_specks_of_a_level_set_are_left_out_and_said():
     surface = balls((0, 0, 0, 1.0), (1.4, 0, 0, 0.09), (0, 1.3, 0.2, 0.08))
     domain = lamina.Domain(surface, 0.1)
@@ -64,6 +65,7 @@ def test_a_neck_thinner_than_the_cells_still_joins_what_it_joins():
     assert modes.eigenvalues[2] > 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["splats/unicorn_head_sh3_5k.ply", "splats/unicorn_stuffy_sh0.ply"])
 def test_splats_have_modes_that_are_not_zero(name, data):

@@ -27,7 +27,12 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+SLOW = ("inverse_source", "learn_from_heat", "recover_a_shape")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SCRIPTS]
+)
 def test_example(name, tmp_path):
     specification = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert specification

@@ -113,6 +113,7 @@ def test_the_expected_error_is_about_the_true_one():
     assert 0.5 < np.median(ratios) < 2, ratios
 
 
+@pytest.mark.slow
 def test_training_clouds_come_in_every_kind_and_repeat_themselves():
     source = Source(lamina.spike())
     assert len(PARTS) == 4
@@ -127,6 +128,7 @@ def test_training_clouds_come_in_every_kind_and_repeat_themselves():
         assert float(away[~cloud.off].quantile(0.99)) < 0.5
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_leaves_a_network(tmp_path):
     plan = FitTraining(steps=30, batch=128, clouds=3, samples=64, validate_every=15, seed=1)
     network = train_fits(lamina.spike(), lamina.starfruit(), tmp_path, SMALL, plan)
@@ -170,6 +172,7 @@ def test_what_cannot_be_trained_or_read_is_said(tmp_path):
         load_fit_network(path)
 
 
+@pytest.mark.slow
 def test_the_program_trains_it(program, tmp_path, monkeypatch):
     monkeypatch.setattr("lamina.learn.fit_training.VALIDATION", 2)
     status, out, err = program(

@@ -38,6 +38,7 @@ def range_of(values):
 # Accuracy
 
 
+@pytest.mark.slow
 def test_error_on_the_sphere_at_ten_times():
     domain = lamina.Domain(HEAT.surface(), 0.05)
     times = [0.01 * (i + 1) for i in range(10)]
@@ -65,6 +66,7 @@ def test_adaptive_steps_meet_the_accuracy_asked_for(domain):
     assert float((tight.values - fine).abs().max()) < 0.2 * float((loose.values - fine).abs().max())
 
 
+@pytest.mark.slow
 def test_explicit_euler_is_first_order_and_agrees():
     """On a finer grid: every explicit step interpolates once more, and on a coarse one that is what one sees."""
     domain = lamina.paper.BandDomain(HEAT.surface(level=4), 0.03, scheme="coupled", order=4)

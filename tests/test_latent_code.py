@@ -8,6 +8,7 @@ import lamina
 pytestmark = pytest.mark.data
 
 
+@pytest.mark.slow
 def test_a_latent_code_is_recovered_from_the_temperature_that_its_shape_has(data):
     folder = data / "neural" / "deepsdf_fbformat_roundcross"
     shape = lamina.load(folder, latent=5)

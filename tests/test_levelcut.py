@@ -221,6 +221,7 @@ def two_sources(x: Tensor) -> Tensor:
     return torch.where(norm(x) > 1, -6, -2) / x.square().sum(1) * two_solutions(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", [0.8, 0.5])
 def test_the_sheets_of_a_shell_thinner_than_a_cell_are_independent(cells):
     """Each has its own exact solution, and both their areas."""
@@ -293,6 +294,7 @@ def test_samples_of_an_open_surface_stay_in_the_box_and_reach_its_sides():
     assert float(found.areas.sum()) == pytest.approx(4 * math.pi - 6 * 2 * math.pi * 0.2, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_sheets_too_close_for_the_finest_pieces_are_said_to_be():
     shell = surface(lambda p: (p.norm(dim=1) - 1).abs() - 0.01)
     assert "too thin" in " ".join(lamina.Domain(shell, 0.1, order=2).warnings)

@@ -56,6 +56,7 @@ def test_second_order_when_samples_are_refined_with_the_grid():
     assert found[0] / found[1] > 2**1.7
 
 
+@pytest.mark.slow
 def test_heat_is_not_damped_more_than_it_should_be():
     problem = sphere_heat()
     points, normals = sphere()
@@ -92,6 +93,7 @@ def test_outliers_are_left_out(with_normals):
     assert torch.isfinite(u.values).all()
 
 
+@pytest.mark.slow
 def test_noise_is_smoothed_and_the_scheme_that_bears_it_chosen():
     points, _ = sphere(8000)
     noisy = points + 0.02 * torch.randn(points.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

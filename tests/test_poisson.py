@@ -96,6 +96,7 @@ def test_second_order_on_finer_and_finer_meshes_of_the_sphere():
     assert found[1] <= 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "bound"), [(0.0, 8e-5), (0.005, 6e-4)])
 def test_error_from_ten_thousand_samples(noise, bound):
     from lamina.cli import sampled

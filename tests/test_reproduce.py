@@ -50,6 +50,7 @@ def test_the_quick_form_leaves_results_beside_the_papers_numbers(name, tmp_path)
     assert all(f"| {row['method']} |" in table for row in rows if row.get(figure))
 
 
+@pytest.mark.slow
 def test_two_runs_print_the_same_digits_and_the_paper_is_left_far_behind(tmp_path):
     table = TABLES["sphere_poisson"]
     runs = [table.rows(Setting(quick=True)) for _ in range(2)]

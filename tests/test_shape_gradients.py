@@ -308,6 +308,7 @@ def test_to_the_weights_of_the_attention_network(scheme):
     assert abs(ours - theirs) < 1e-3 * size
 
 
+@pytest.mark.slow
 def test_to_the_centres_of_splats(monkeypatch):
     """Against large steps of splats made anew, whose opaque surface is found anew as well: loosely."""
     monkeypatch.setattr(footprints, "SAMPLES", (4000, 4000))  # a fifth of what is usual, and quicker

@@ -40,6 +40,7 @@ def test_the_file_is_small_and_says_how_it_was_made():
     assert float(shipped_network().strength.detach()) == pytest.approx(last["strength"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_poisson_on_the_sphere_has_the_error_of_the_paper_at_a_thousand_samples():
     """The paper: 1.24e-2; the exact extension in the same scheme: 1.9e-2, for the error is the scheme's."""
     problem = sphere_poisson()
@@ -74,6 +75,7 @@ def test_heat_decays_about_nine_times_too_fast():
     assert rates["closest-point"] == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_on_patches_held_out_the_error_is_a_fraction_of_the_authors(data):
     theirs = load_network(data / "paper" / "authors_demo" / "SurfNO_pretrained_weights.pth")
@@ -83,6 +85,7 @@ def test_on_patches_held_out_the_error_is_a_fraction_of_the_authors(data):
         assert mine < 0.3 * validation_error(theirs, patches, 64)[0]
 
 
+@pytest.mark.slow
 def test_a_rigid_motion_changes_no_more_than_the_grid_does_with_the_exact_extension():
     """Spread of the solution over random motions, with the learned extension and with closest points.
 

@@ -215,6 +215,7 @@ def test_moving_to_single_precision_keeps_the_surface(ball):
     torch.testing.assert_close(feet.points.double(), splats.points, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_a_trained_unicorn_has_the_area_and_the_mean_of_an_independent_measurement(data):
     """Reference: TSDF fusion of perspective median depths (47 views, voxels of 0.01), marching cubes, Taubin

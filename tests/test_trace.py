@@ -359,6 +359,7 @@ def test_parts_as_thin_as_a_cell_are_cut_on_a_finer_lattice():
     assert domain.quadrature.area == pytest.approx(2 * math.pi * (1 + c**2 / e * math.atanh(e)), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_neck_thinner_than_a_cell_holds_its_ends_together():
     """Two bulbs joined by a neck 0.04 thick, at spacing 0.1."""
 

@@ -454,6 +454,7 @@ def test_bad_options_end_with_status_two_and_a_sentence(program, tmp_path, optio
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_network_of_one(tmp_path):
     """An odd batch, shared unequally; each process draws for all, so only sums are rounded differently."""
     arguments = ("train", *TINY, "--json", "-o")

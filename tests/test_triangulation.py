@@ -173,6 +173,7 @@ def compare_with_fits(surface, count: int, spacing: float) -> tuple[float, float
     return found, fits
 
 
+@pytest.mark.slow
 def test_triangles_give_better_solutions_than_the_fits_whose_place_they_take():
     triangles, fits = compare_with_fits(bumpy_sphere(), 3000, 0.05)
     assert triangles < 0.6 * fits

@@ -361,6 +361,7 @@ def demo_command():
     return shlex.split(command[1])
 
 
+@pytest.mark.slow
 def test_the_demo_in_a_browser(tab, program, tmp_path):
     arguments = [str(tmp_path) if word == "$(DEMO)" else word for word in demo_command()]
     status, out, err = program(*arguments)
@@ -443,6 +444,7 @@ def test_side_by_side_and_error(tab, tmp_path):
     assert_clean(tab)
 
 
+@pytest.mark.slow
 def test_range_isolines_layers_and_keys_change_the_picture(tab, tmp_path):
     show(tab, ball(2, band=1.3 * BALL), tmp_path)
     plain = drawn(tab)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # An edge is halved if its middle differs from the mean of its ends by more than this share of the range: half a step
 # of 256 colours. With twice the share there are about half as many triangles, and errors that can just be seen.
 LARGEST_DEVIATION = 1 / 512
-# Edges longer than this many distances between nodes are halved without looking, so that no wave the grid carries falls
-# between two corners. Edges shorter than the second number are kept: within a cell the field is a polynomial, and smooth there.
+# Edges longer than this many distances between nodes are halved without looking, so that no wave that the grid carries
+# falls between two corners. Edges shorter than the second number are kept: there the field is a smooth polynomial.
 LONGEST_EDGE, SHORTEST_EDGE = 2.0, 1 / 16
 # Halvings that lead from the first length to the second. At a crease the field may jump where two sheets meet within
 # one cell; no number of triangles draws that with straight edges.

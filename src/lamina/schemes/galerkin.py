@@ -24,9 +24,9 @@ STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of
 # unknowns, have an error of 2.0e-4 with 0.1 everywhere and of 6e-5 with less there.
 STABILISATION_Q2 = 0.1, 0.02, 0.01
 MASS_CORRECTION = 0.038
-# Share of the stabilisation, times dx^2, in the mass. With 1 short time steps take 5 iterations instead of 7, and
-# eigenvalues of the sphere at order 2 and spacing 0.1 err by 3.3e-3 instead of 2.8e-3; with 0.1 they take 10.
-HELD_MASS = 0.3
+# Share of the stabilisation, times dx^2, in the mass. With 0.3 short time steps take 7 iterations instead of 10, but
+# the 81st of 800 modes of a coarse sphere is 8% too low instead of less than 7%; with 0.03 steps take 15.
+HELD_MASS = 0.1
 LEAST_AREA = 2e-3  # dx^2 of surface that every cell is taken to have
 # RMS difference between the normals of a surface and what the grid shows of them, up to which order 3 is taken. It was
 # chosen on five shapes at two sizes: on the bunny network order 3 errs six times less at 0.06 and 1.4 times less at
@@ -39,36 +39,40 @@ CHUNK = {"cpu": 2**16, "cuda": 2**21}  # values of basis functions at a time, ti
 
 
 def element_matrices(cut: CutSurface, diffusivity: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """K and M, both (e, k, k), with fields held constant along normals in K, and in M by HELD_MASS dx^2 times as much.
+    """K, stabilisation included, and M, both (e, k, k).
 
-    What M does not see, fields that vanish on the surface, would otherwise have next to no energy in K + c M when a
-    time step is short (c large), and conjugate gradients would take 20 to 90 iterations instead of 7.
     diffusivity (q,) or (q, 3, 3), of which the tangential part counts, at the quadrature points; 1 unless given.
     """
-    plain = surface_stiffness(cut)
-    mass = mass_matrices(cut, stiffness=plain)
+    plain, held = surface_stiffness(cut), stabilisation(cut)
+    mass = mass_matrices(cut, stiffness=plain, held=held)
     stiffness = plain if diffusivity is None else surface_stiffness(cut, diffusivity)
-    scale = _mean_diffusivity(cut, diffusivity)
-    held = stabilisation(cut)
-    mass = mass + HELD_MASS * cut.spacing**2 * held
     if cut.degree == 1:
         held = held + sliver_stiffness(cut)
-    return stiffness + scale * held, mass
+    return stiffness + _mean_over_elements(cut, diffusivity) * held, mass
 
 
-def mass_matrices(cut: CutSurface, density: Tensor | None = None, stiffness: Tensor | None = None) -> Tensor:
-    """M (e, k, k) as in `element_matrices`, with a density (q,); stiffness: that with this diffusivity, if known.
+def mass_matrices(
+    cut: CutSurface, density: Tensor | None = None, *, stiffness: Tensor | None = None, held: Tensor | None = None
+) -> Tensor:
+    """M (e, k, k) as in `element_matrices`, with a density (q,); stiffness and held: those with this density, and the
+    stabilisation, if known.
 
-    For trilinear functions M is the consistent mass plus MASS_CORRECTION dx^2 times the stiffness of the surface. They
+    For trilinear functions the mass gets MASS_CORRECTION dx^2 times the stiffness of the surface. They
     make a wave too stiff, by a share of its squared wave number times dx^2; this makes it heavier by the same share,
     and discrete eigenvalues come out several times more accurate (a lumped mass does so too, to excess: Fried and
     Chavez 2004). Constants have no stiffness, so integrals stay as they are.
+
+    For all functions it gets HELD_MASS dx^2 times the stabilisation. What vanishes on the surface has no mass. It would
+    have next to no energy in K + c M when a time step is short and c large, and conjugate gradients would take 20 to 90
+    iterations instead of 10.
     """
-    consistent = consistent_mass(cut, density)
+    mass = consistent_mass(cut, density)
+    held = stabilisation(cut) if held is None else held
+    mass = mass + HELD_MASS * cut.spacing**2 * _mean_over_elements(cut, density) * held
     if cut.degree > 1:
-        return consistent
+        return mass
     stiffness = surface_stiffness(cut, density) if stiffness is None else stiffness
-    return consistent + MASS_CORRECTION * cut.spacing**2 * stiffness
+    return mass + MASS_CORRECTION * cut.spacing**2 * stiffness
 
 
 def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Tensor:
@@ -134,8 +138,8 @@ def directional(gradient: Sequence[Tensor], direction: Tensor) -> Tensor:
     return out.addcmul_(gradient[1], y[:, None]).addcmul_(gradient[2], z[:, None])
 
 
-def _mean_diffusivity(cut: CutSurface, diffusivity: Tensor | None) -> Tensor | float:
-    """Mean over each element (e, 1, 1): what the stabilisation must keep up with."""
+def _mean_over_elements(cut: CutSurface, diffusivity: Tensor | None) -> Tensor | float:
+    """Mean of a diffusivity or a density over each element (e, 1, 1): what the stabilisation must keep up with."""
     if diffusivity is None:
         return 1.0
     if diffusivity.ndim == 3:

@@ -98,8 +98,9 @@ class Mesh(Surface):
         unique[torch.from_numpy(first)] = True
         if flat.any():
             count = int(flat.sum())
-            said, left = ("1 face has", "was") if count == 1 else (f"{count} faces have", "were")
-            self.notes.append(f"{said} no area and {left} ignored.")
+            self.notes.append(
+                "1 face has no area and was ignored." if count == 1 else f"{count} faces have no area and were ignored."
+            )
         if not unique.all():
             twice = int((~unique).sum())
             self.notes.append(
