@@ -27,7 +27,7 @@ EXPECTED = {
 }
 
 
-SLOW = ("inverse_source", "learn_from_heat", "recover_a_shape")
+SLOW = ("inverse_source", "learn_from_heat", "neural_field", "noisy_points", "recover_a_shape", "splats")
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,7 @@ def test_a_fitted_field_is_the_surface_in_its_own_coordinates(bumpy, kind, tmp_p
     assert float(again.areas.sum() / bumpy.areas.sum()) == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_family_of_fields_tells_its_members_apart(tmp_path):
     points, faces = sphere(4)
     ball = lamina.Mesh(points, faces, name="ball")

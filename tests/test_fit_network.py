@@ -99,6 +99,7 @@ def test_neighbours_that_do_not_belong_are_weighted_away():
     assert float(height.median()) < 0.02 * float(plain.median())
 
 
+@pytest.mark.slow
 def test_the_expected_error_is_about_the_true_one():
     source = Source(lamina.starfruit())
     data = fit_data(source, 64, 12, 200, 5)

@@ -107,7 +107,7 @@ def test_error_from_ten_thousand_samples(noise, bound):
     assert errors(u.values, exact, remove_mean=True).nmae <= bound
 
 
-@pytest.mark.parametrize("name", ["spike", "implicit"])
+@pytest.mark.parametrize("name", [pytest.param("spike", marks=pytest.mark.slow), "implicit"])
 def test_other_smooth_surfaces_solve_their_own_equation(name):
     """Green's identity against an independent quadrature: sum_i a_i (v Lap u - u Lap v) = 0 for u, v solutions."""
     if name == "spike":

@@ -27,6 +27,7 @@ TWICE = ("sphere_poisson", "relative_variation")  # have a test of their own
 QUICK = [name for name in TABLES if name not in {*TWICE, *(table.name for table in ablations.TABLES)}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_the_quick_form_leaves_results_beside_the_papers_numbers(name, tmp_path):
     told = []

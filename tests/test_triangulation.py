@@ -180,6 +180,7 @@ def test_triangles_give_better_solutions_than_the_fits_whose_place_they_take():
     assert triangles < 0.02
 
 
+@pytest.mark.slow
 def test_thin_parts_whose_samples_fits_leave_out_are_joined_by_triangles():
     """A lens 0.1 thick, from samples 0.027 apart: fits take the sides of its rim for each other."""
     triangles, fits = compare_with_fits(lamina.Ellipsoid(1, 0.3, 0.05), 3000, 0.1)

@@ -122,7 +122,10 @@ class Trace(Symmetric):
 
     @cached_property
     def _projection(self) -> tuple[Sparse, Tensor]:
-        """M + dx^2 S, M consistent, and one over its diagonal."""
+        """M + dx^2 S, M consistent, and one over its diagonal. The mass of quadratic functions is such a matrix."""
+        if self.cut.degree > 1:
+            finest = self.levels[0]
+            return self.mass_matrix, 1 / finest.mass[finest.pattern.diagonal]
         with torch.enable_grad():  # they are kept, whoever asks for them first
             element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
             pattern, (values,) = assemble(self.cut.unknown, self.unknowns, [element])
