@@ -317,3 +317,56 @@ def test_the_gpu_gives_what_the_cpu_gives():
         held = lamina.poisson(domain, problem.rhs, Dirichlet("rim", problem.solution), tolerance=1e-11)
         values.append(torch.cat([closed.values, held.values]).cpu())
     torch.testing.assert_close(values[1], values[0], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_short_time_steps_take_few_iterations(order):
+    """Fields that vanish on the surface have no mass of their own; at a short step nothing else would hold them."""
+    V = torch.tensor([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=torch.float64)
+    F = torch.tensor([[0, 1, 3], [0, 3, 2], [4, 7, 5], [4, 6, 7], [0, 5, 1], [0, 4, 5], [2, 3, 7], [2, 7, 6],
+                      [0, 2, 6], [0, 6, 4], [1, 5, 7], [1, 7, 3]])  # fmt: skip
+    domain = lamina.Domain(lamina.Mesh(V, F), nodes=6000, order=order)
+    u = lamina.heat(domain, "sin(6*x)*cos(5*y)", 1e-3, steps=8)
+    assert u.cycles / (2 * u.steps) < 16
+    whole = lamina.heat(domain, "1 + sin(6*x)*cos(5*y)", 1e-2, steps=100, frames=3)
+    mass = whole.unknowns @ domain.scheme.mass_of_one
+    assert float((mass / mass[0] - 1).abs().max()) < 1e-11
+
+
+def test_faces_may_look_to_either_side():
+    V, F = icosphere(3)
+    turned = torch.rand(len(F), generator=torch.Generator().manual_seed(1)) < 0.4
+    mesh, mixed = lamina.Mesh(V, F), lamina.Mesh(V, torch.where(turned[:, None], F.flip(1), F))
+    whole, other = (lamina.poisson(lamina.Domain(m, 0.3, order=3), "x + y*z", tolerance=1e-12) for m in (mesh, mixed))
+    # The points of a rule on a piece are mirrored with its corners, which is all that differs.
+    assert float((whole.values - other.values).abs().max()) < 1e-5 * float(whole.values.abs().max())
+
+
+def test_auto_is_order_2_on_meshes_and_on_what_is_cut_from_them():
+    mesh = lamina.Mesh(*icosphere(3))
+    for surface in (mesh, lamina.clip(mesh, lambda x: x[:, 2])):
+        domain = lamina.Domain(surface, 0.25)
+        assert domain.order == 2
+        assert "mesh" in domain.order_reason
+    assert lamina.Domain(lamina.clip(lamina.Sphere(), lambda x: x[:, 2]), 0.25).order == 3
+
+
+@pytest.mark.slow
+def test_a_torus_from_twenty_thousand_samples():
+    problem = PROBLEMS["torus"]
+    feet = problem.surface().sample(20_000, 0)
+    u = lamina.poisson(lamina.Domain(lamina.PointCloud(feet.points, feet.normals)), problem.rhs)
+    assert u.domain.order == 3
+    assert nrmse(u.values, problem.solution(feet.points), u.domain.surface.areas) <= 1e-4
+
+
+def test_options_of_version_0_1_warn_and_say_what_to_write():
+    with pytest.warns(FutureWarning, match="lamina.paper.BandDomain"):
+        old = lamina.Domain(lamina.Sphere(level=2), 0.3, order=4)
+    assert isinstance(old, lamina.paper.BandDomain)
+    with pytest.warns(FutureWarning, match="order=2"):
+        assert lamina.Domain(lamina.Sphere(level=2), 0.3, scheme="trace").order == 2
+    with pytest.warns(FutureWarning, match="lamina.paper.Attention"):
+        assert lamina.Attention is lamina.paper.Attention
+    with pytest.raises(lamina.InputError, match="needs functions on cut cells"):
+        lamina.eigenmodes(old, 4)
