@@ -68,10 +68,13 @@ class _Triangles:
     values: Tensor  # (n, s)
     faces: Tensor  # (m, 3) int64
     source: Tensor  # (m,) int64, the face or the piece of the surface that each lies in
+    below: Tensor | None = None  # (n, 3), the corners on the flat pieces that functions of order 3 live on
 
 
-# The middles of edges, given by their ends (e, 2) and sources (e,): places on the surface, and the field there.
-Middles = Callable[[_Triangles, Tensor, Tensor], tuple[ClosestPoints, Tensor]]
+# Places on the surface, and those on the flat pieces below them, if there are any.
+_Corners = tuple[ClosestPoints, Tensor | None]
+# The middles of edges, given by their ends (e, 2) and sources (e,): where they are, and the field there.
+Middles = Callable[[_Triangles, Tensor, Tensor], tuple[_Corners, Tensor]]
 
 
 @torch.no_grad()
@@ -129,9 +132,9 @@ def _faces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
     every = torch.arange(len(geometry.faces), device=geometry.faces.device)
     on_faces = isinstance(geometry, Mesh)
 
-    def middles(shown: _Triangles, ends: Tensor, source: Tensor) -> tuple[ClosestPoints, Tensor]:
+    def middles(shown: _Triangles, ends: Tensor, source: Tensor) -> tuple[_Corners, Tensor]:
         feet = _between(shown.feet, ends, source) if on_faces else _moved(geometry, shown.feet, ends)
-        return feet, scheme.readout(feet).matrix @ unknowns.T
+        return (feet, None), scheme.readout(feet).matrix @ unknowns.T
 
     return _Triangles(feet, scheme.readout(feet).matrix @ unknowns.T, geometry.faces, every), middles
 
@@ -146,24 +149,29 @@ def _pieces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
     element = cut.element[:: cut.per_piece]
     of_corner = element.repeat_interleave(3)
     points, normals = _mean(corners, vertex, count), unit(_mean(cut.corner_normals, vertex, count))
+    below = None  # where functions are evaluated, if not on the surface
     if isinstance(scheme, Trace):
         component = cut.elements.component[of_corner][first_of_each(vertex, count)]
         feet = ClosestPoints(points, normals, component)
-        values = _mean(scheme.readout_in(of_corner, corners).matrix @ unknowns.T, vertex, count)
+        own = corners if cut.flat_corners is None else cut.flat_corners.reshape(-1, 3)
+        below = None if cut.flat_corners is None else _mean(own, vertex, count)
+        values = _mean(scheme.readout_in(of_corner, own).matrix @ unknowns.T, vertex, count)
     else:
         feet = geometry.closest_points(points).detach()
         values = scheme.readout(feet).matrix @ unknowns.T
     used = (faces[:, 0] != faces[:, 1]) & (faces[:, 1] != faces[:, 2]) & (faces[:, 2] != faces[:, 0])
     faces = _outward(feet.points, feet.normals, faces[used])
 
-    def middles(shown: _Triangles, ends: Tensor, source: Tensor) -> tuple[ClosestPoints, Tensor]:
+    def middles(shown: _Triangles, ends: Tensor, source: Tensor) -> tuple[_Corners, Tensor]:
         if isinstance(scheme, Trace):
             feet = _between(shown.feet, ends)
-            return feet, scheme.readout_in(element[source], feet.points).matrix @ unknowns.T
+            at = feet.points if shown.below is None else shown.below[ends].mean(1)
+            values = scheme.readout_in(element[source], at).matrix @ unknowns.T
+            return (feet, None if shown.below is None else at), values
         feet = _moved(geometry, shown.feet, ends)
-        return feet, scheme.readout(feet).matrix @ unknowns.T
+        return (feet, None), scheme.readout(feet).matrix @ unknowns.T
 
-    return _Triangles(feet, values, faces, used.nonzero()[:, 0]), middles
+    return _Triangles(feet, values, faces, used.nonzero()[:, 0], below), middles
 
 
 def _merged(corners: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,7 +205,7 @@ def _halved(shown: _Triangles, longest: float, middles: Middles, by_deviation: b
     chosen = ((points[ends[:, 0]] - points[ends[:, 1]]).norm(dim=1) > longest).nonzero()[:, 0]
     if not len(chosen):
         return shown
-    feet, values = middles(shown, ends[chosen], source[chosen])
+    (feet, below), values = middles(shown, ends[chosen], source[chosen])
     if by_deviation:
         extent = shown.values.amax(0) - shown.values.amin(0)
         # A field that is constant but for rounding is shown as it is.
@@ -207,10 +215,12 @@ def _halved(shown: _Triangles, longest: float, middles: Middles, by_deviation: b
         if not len(rows):
             return shown
         chosen, feet, values = chosen[rows], feet.take(rows), values[rows]
+        below = None if below is None else below[rows]
     middle = torch.full((len(key),), -1, dtype=torch.int64, device=faces.device)
     middle[chosen] = torch.arange(len(chosen), device=faces.device) + len(points)
     faces, parent = _with_middles(faces, middle[edge].reshape(-1, 3))
-    return _Triangles(_joined(shown.feet, feet), torch.cat([shown.values, values]), faces, shown.source[parent])
+    below = None if below is None or shown.below is None else torch.cat([shown.below, below])
+    return _Triangles(_joined(shown.feet, feet), torch.cat([shown.values, values]), faces, shown.source[parent], below)
 
 
 def _with_middles(faces: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:

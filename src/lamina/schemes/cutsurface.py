@@ -55,16 +55,17 @@ class Lift:
         """The points (n, 3) that points on the surface (n,) are lifted from, given pairs of pieces (c,) and points (c,)
         to choose from.
 
-        The piece is the one that the normal meets most nearly inside. Where it meets it is within O(h^3) of the point;
-        Newton's method on the lifted piece does the rest.
+        The piece is the one that the normal meets inside, or most nearly so, and near the point: where a surface turns
+        back within a cell, the normal meets its other side, too. Where it meets the piece is within O(h^3) of the
+        point; Newton's method on the lifted piece does the rest.
         """
         x, bary = feet.points.detach(), feet.points.new_full((len(feet.points), 3), 1 / 3)
         chosen = torch.full_like(bary[:, 0], -1, dtype=torch.int64)
         best = torch.full_like(bary[:, 0], -torch.inf)
         for piece_, row_ in zip(piece.split(PAIRS), row.split(PAIRS), strict=True):
-            shares, inside = _met(self.shape.flat.detach()[piece_], x[row_], feet.normals.detach()[row_])
-            highest = torch.full_like(best, -torch.inf).scatter_reduce_(0, row_, inside, "amax")
-            won = ((inside == highest[row_]) & (inside > best[row_])).nonzero()[:, 0]
+            shares, fit = _met(self.shape.flat.detach()[piece_], x[row_], feet.normals.detach()[row_])
+            highest = torch.full_like(best, -torch.inf).scatter_reduce_(0, row_, fit, "amax")
+            won = ((fit == highest[row_]) & (fit > best[row_])).nonzero()[:, 0]
             chosen[row_[won]], bary[row_[won]] = piece_[won], shares[won]
             best = torch.maximum(best, highest)
         chosen = chosen.clamp_min(0)
@@ -106,10 +107,12 @@ class Lift:
 
 def _met(flat: Tensor, y: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
     """Where lines through points y (c, 3) along normals meet the planes of triangles (c, 3, 3): barycentric coordinates
-    (c, 3), and the least of them (c,), far below zero where the line all but runs along the plane."""
+    (c, 3); and how well that fits (c,), 0 for a point on the triangle. What is outside costs its coordinate, what is
+    away its distance over the size of the triangle, a line that all but runs along the plane very much."""
     a, b, c = flat.unbind(1)
     across = torch.linalg.cross(b - a, c - a)
     size, slope = dot(across, across), dot(across, normal)
+    length = size.sqrt().sqrt().clamp_min(torch.finfo(size.dtype).tiny)
     steep = (slope.square() > 0.1 * size) & (size > 0)
     step = torch.where(steep, dot(a - y, across) / torch.where(steep, slope, 1.0), 0.0)
     foot = y + step[:, None] * normal
@@ -117,7 +120,7 @@ def _met(flat: Tensor, y: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
     first = dot(torch.linalg.cross(b - foot, c - foot), across) / size
     second = dot(torch.linalg.cross(c - foot, a - foot), across) / size
     shares = torch.stack([first, second, 1 - first - second], 1)
-    return shares, torch.where(steep, shares.amin(1), -1e9)
+    return shares, torch.where(steep, shares.amin(1).clamp_max(0) - step.abs() / length, -1e9)
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class CutSurface:
     conductivity: Tensor | None = None  # (q,) corrects the stiffness near singular points; None: 1
     rim: Rim | None = None  # where the surface ends; None: nowhere
     corners: Tensor | None = None  # (q / 3, 3, 3) of the curved pieces, three quadrature points each; None: of a mesh
+    flat_corners: Tensor | None = None  # (q / 3, 3, 3) of the flat pieces below them, where functions live on these
     face: Tensor | None = None  # (q,) of the mesh that each quadrature point lies on; None: of no mesh
     unresolved: str = ""  # what is wrong where parts are too thin or too rough for the pieces, and what helps
     torn: float = 0.0  # share of the samples on the largest part that came off its component of the surface

@@ -121,6 +121,8 @@ def cut_from(
     )  # fmt: skip
     corners = shape.place(parts.source.repeat_interleave(3), parts.corners.reshape(-1, 3))
     cut = replace(cut, corners=corners.detach().reshape(-1, 3, 3))
+    if degree > 1:
+        cut = replace(cut, flat_corners=(parts.corners @ pieces.flat[parts.source]).detach())
     return replace(cut, torn=0.0 if seams else kept.torn, specks=kept.specks, speck_share=kept.share)
 
 
