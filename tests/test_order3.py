@@ -370,3 +370,17 @@ def test_options_of_version_0_1_warn_and_say_what_to_write():
         assert lamina.Attention is lamina.paper.Attention
     with pytest.raises(lamina.InputError, match="needs functions on cut cells"):
         lamina.eigenmodes(old, 4)
+
+
+def test_where_a_surface_turns_back_within_a_cell_each_side_is_read():
+    """A disc 0.16 thick with a round rim: normals of one side meet the pieces of the other in the same cell."""
+
+    def disc(x):
+        return torch.sqrt((x[:, :2].norm(dim=1) - 1).clamp_min(0) ** 2 + x[:, 2] ** 2 + 1e-12) - 0.08
+
+    surface = lamina.Implicit(disc, [[-1.3, -1.3, -0.4], [1.3, 1.3, 0.4]], samples=6000)
+    domain = lamina.Domain(surface, 0.2, order=3)
+    height = domain.scheme.sample(lambda x: x[:, 2])
+    points = surface.sample(5000, 0).points
+    # Read from the other side, a height is wrong by up to 0.16.
+    assert float((domain.evaluate(height, points) - points[:, 2]).abs().max()) < 0.04
