@@ -33,6 +33,8 @@ from lamina.pde.poisson import check_convergence, checked_number, default_tolera
 from lamina.pde.variational import variational
 from lamina.schemes.trace import Trace
 
+__all__ = ["HeatLayer", "PoissonLayer"]
+
 # Two stages of a diagonally implicit Runge-Kutta method, second order and L-stable (Alexander 1977).
 STAGE = 1 - math.sqrt(0.5)
 
