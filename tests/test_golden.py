@@ -2,8 +2,9 @@
 
 import json
 
-import golden
 import pytest
+
+import golden
 
 FIGURES = json.loads(golden.FILE.read_text())
 
