@@ -26,18 +26,19 @@ import torch
 from common import BENCHMARKS, parser, record
 
 import lamina
-from lamina.cli import sampled
+from lamina.cli.solve import sampled
+from lamina.fits.curvature import SurfaceFeatures
 from lamina.gallery import sphere_poisson
-from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import unit
-from lamina.learn.checkpoint import load_network, shipped_network
-from lamina.learn.data import patch_data, random_rotations
-from lamina.learn.network import NetworkConfig
-from lamina.learn.patches import cover
-from lamina.learn.training import validation_error
+from lamina.learn.fit_data import random_rotations
 from lamina.metrics import errors
 from lamina.paper.attention import Attention, assemble, blend_weights
+from lamina.paper.attention_network import NetworkConfig
+from lamina.paper.patches import cover
+from lamina.paper.training import validation_error
+from lamina.paper.training_data import patch_data
+from lamina.paper.weights import load_network, shipped_network
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
 AUTHORS = DATA / "paper" / "authors_demo"
@@ -66,7 +67,7 @@ def apple(device: str) -> list[Row]:
     """Their grid: an arange in half precision, which makes the spacing 51/1024; nodes within 0.2 of a sample."""
     from scipy.spatial import KDTree
 
-    from lamina.band import Band
+    from lamina.grid.band import Band
     from lamina.paper.rbf import rbf_matrix
     from lamina.paper.shell import Shell
     from lamina.surfaces.base import ClosestPoints

@@ -25,10 +25,10 @@ import torch
 from common import BENCHMARKS, Stopwatch, domain_of, parser, record
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM
-from lamina.baselines.reference import refine
 from lamina.gallery import hemisphere_poisson
 from lamina.metrics import errors
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.baselines.reference import refine
 
 meshes.TOLERANCE = 2e-5
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")

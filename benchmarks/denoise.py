@@ -37,8 +37,8 @@ def rows_of(path: Path, shares: list[float], seeds: int, spacing: float) -> list
     import torch
 
     from lamina.baselines import solve
-    from lamina.baselines.reference import reference_poisson
     from lamina.metrics import errors
+    from lamina.paper.baselines.reference import reference_poisson
     from lamina.surfaces.files import load
     from lamina.surfaces.mesh import Mesh
 

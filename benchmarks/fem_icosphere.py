@@ -21,9 +21,9 @@ from typing import Any
 
 from common import best, in_turn, parser, record
 
-from lamina.baselines.fem import SurfaceFEM
 from lamina.gallery import sphere_poisson
 from lamina.metrics import errors
+from lamina.paper.baselines.fem import SurfaceFEM
 from lamina.surfaces.icosphere import icosphere
 
 PACKAGES = {"cholmod": "sksparse", "cholespy": "cholespy", "pyamg": "pyamg", "splu": "scipy"}

@@ -39,17 +39,17 @@ import torch
 from common import BENCHMARKS, Stopwatch, child, parser, record, write
 
 import lamina
-from lamina.band import Band, band_radius
-from lamina.baselines.reference import reference_poisson
 from lamina.errors import InputError, SolveError
-from lamina.extension import geometry_for
+from lamina.fits.fitting import Choice, Cloud, Fit, Way
 from lamina.gallery import sphere_heat, sphere_poisson
-from lamina.geometry.fitting import Choice, Cloud, Fit, Way
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import unit
+from lamina.grid.band import Band, band_radius
 from lamina.metrics import errors
+from lamina.paper.baselines.reference import reference_poisson
 from lamina.paper.interpolation import Lines, interpolation_matrix
+from lamina.reconstruction.choose import geometry_for
+from lamina.search.neighbours import k_nearest
 from lamina.surfaces.base import Surface
 
 meshes.TOLERANCE = 2e-5

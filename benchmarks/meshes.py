@@ -110,8 +110,8 @@ def make_reference(path: Path) -> Row:
     """The reference for one file, from the cache or new: where it is and how good."""
     import numpy as np
 
-    from lamina.baselines.reference import reference_poisson
     from lamina.errors import SolveError
+    from lamina.paper.baselines.reference import reference_poisson
 
     surface = load_scaled(path)
     V, F = surface.points.numpy(), surface.faces.numpy()

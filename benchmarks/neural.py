@@ -33,13 +33,14 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM
 from lamina.geometry.cotangent import mass_matrix
-from lamina.learn.sns import fit_from_surface, load_sns, save_sns
-from lamina.reproduce import isosurface
+from lamina.learn.sns import fit_from_surface
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.tables import isosurface
 from lamina.surfaces.base import Surface
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.implicit import Implicit
+from lamina.surfaces.sns import load_sns, save_sns
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
 CACHE = BENCHMARKS / ".cache"

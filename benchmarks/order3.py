@@ -23,9 +23,9 @@ from torch import Tensor
 
 import lamina
 from lamina.gallery import Problem, ellipsoid_poisson, hemisphere_poisson, manufactured, sphere_poisson, torus_poisson
+from lamina.grid.sizing import ORDER, spacing_for_nodes
 from lamina.paper.domain import NEEDS
 from lamina.pde.conditions import Condition
-from lamina.sizing import ORDER, spacing_for_nodes
 from lamina.surfaces.sphere_maps import sphere_map
 
 Row = dict[str, Any]

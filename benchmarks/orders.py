@@ -71,7 +71,7 @@ def one(name: str, order: str, nodes: int, out: str) -> None:
     import torch
 
     import lamina
-    from lamina.schemes.galerkin import roughness
+    from lamina.spaces.galerkin import roughness
 
     torch.set_num_threads(1)
     shape = surface(name)

@@ -23,13 +23,14 @@ import torch
 from common import BENCHMARKS, parser, record
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM
-from lamina.baselines.reference import refine
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.lattice import Lattice
+from lamina.grid.closest_point_cut import cut_closest_points
+from lamina.grid.cut import cut_surface
 from lamina.metrics import errors
-from lamina.schemes.tetcut import cut_closest_points
-from lamina.schemes.trace import Trace, cut_surface
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.baselines.reference import refine
+from lamina.spaces.trace import Trace
 
 meshes.TOLERANCE = 2e-5  # the reference must be better than what is measured against it
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
@@ -93,7 +94,7 @@ def accuracy() -> list[Row]:
 
 def closest() -> list[Row]:
     """From closest points alone: the sphere, a mesh cut as if it were no mesh, noisy samples."""
-    from lamina.cli import sampled  # which a bare GPU machine cannot import
+    from lamina.cli.solve import sampled
 
     rows: list[Row] = []
     for spacing in (0.1, 0.05, 0.025):

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import lamina
-from lamina.reproduce.registry import TABLES
-from lamina.reproduce.report import page
+from lamina.paper.tables.registry import TABLES
+from lamina.paper.tables.report import page
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # messages.py lies beside this file, which Sphinx does not look at

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from lamina.gallery import sphere_poisson
-from lamina.learn.network import NetworkConfig
 from lamina.metrics import errors
-from lamina.reproduce import ablation_run
-from lamina.reproduce.ablation_networks import QUICK, Control, Variant, reference
-from lamina.reproduce.ablation_numbers import PAPER
-from lamina.reproduce.ablations import FULL, OURS, TABLES, TRAINED, all_jobs, base
-from lamina.reproduce.base import Setting
+from lamina.paper.attention_network import NetworkConfig
+from lamina.paper.tables import ablation_run
+from lamina.paper.tables.ablation_networks import QUICK, Control, Variant, reference
+from lamina.paper.tables.ablation_numbers import PAPER
+from lamina.paper.tables.ablations import FULL, OURS, TABLES, TRAINED, all_jobs, base
+from lamina.paper.tables.base import Setting
 from lamina.surfaces.spherical_map import SphericalMap
 
 

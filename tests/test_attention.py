@@ -10,21 +10,21 @@ import torch
 from scipy.spatial import KDTree
 
 import lamina
-from lamina.band import Band
 from lamina.errors import InputError
+from lamina.fits.curvature import SurfaceFeatures
 from lamina.gallery import sphere_poisson
-from lamina.geometry.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot, unit
-from lamina.learn.checkpoint import load_network, save_network
-from lamina.learn.data import patch_data
-from lamina.learn.network import AttentionNetwork, NetworkConfig
-from lamina.learn.patches import RIM, cover, localise
-from lamina.learn.training import Trainer, TrainingConfig
+from lamina.grid.band import Band
 from lamina.metrics import errors
 from lamina.paper import attention
 from lamina.paper.attention import Attention, assemble, blend_weights, cover_band, sampled_band
+from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
+from lamina.paper.patches import RIM, cover, localise
 from lamina.paper.shell import Shell
+from lamina.paper.training import Trainer, TrainingConfig
+from lamina.paper.training_data import patch_data
+from lamina.paper.weights import load_network, save_network
 from lamina.surfaces.base import ClosestPoints, NearNodes
 from lamina.surfaces.icosphere import icosphere
 

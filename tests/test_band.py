@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.band import Band, band_radius
 from lamina.geometry.lattice import Lattice
+from lamina.grid.band import Band, band_radius
 from lamina.paper.interpolation import Lines, cubic_stencil, interpolation_matrix
 from lamina.paper.laplacian import laplacian_matrix
 from lamina.surfaces.analytic import Sphere, Torus

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lamina.spaces.basis import Q1, Q2, from_corners, gauss_points
+from lamina.geometry.basis import Q1, Q2, from_corners, gauss_points
 
 BASES = pytest.mark.parametrize("basis", [Q1, Q2], ids=["Q1", "Q2"])
 EXACT = torch.float64, torch.device("cpu")

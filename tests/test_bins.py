@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import lamina
-from lamina.geometry import bins
 from lamina.geometry.lattice import Lattice, blocks_around, nodes_in_blocks, nodes_within
-from lamina.geometry.neighbours import PieceTrees, PointTree
+from lamina.search import bins
+from lamina.search.neighbours import PieceTrees, PointTree
 
 
 def randn(*shape, seed=0):

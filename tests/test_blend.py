@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import lamina
-from lamina.geometry import polynomials
-from lamina.geometry.blend import Blend
-from lamina.geometry.fitting import Cloud, Way
-from lamina.geometry.neighbours import k_nearest
+from lamina.fits import polynomials
+from lamina.fits.blend import Blend
+from lamina.fits.fitting import Cloud, Way
 from lamina.geometry.triangles import dot, unit
+from lamina.search.neighbours import k_nearest
 
 
 def blended(points, normals, way, **options):

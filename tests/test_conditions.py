@@ -17,10 +17,10 @@ from scipy.spatial.transform import Rotation
 import lamina
 from hemisphere import KINDS, exact, flux, rhs
 from lamina import Dirichlet, Neumann, Points, Robin
-from lamina.baselines.fem import SurfaceFEM
-from lamina.baselines.reference import refine
 from lamina.geometry.cotangent import cotangent_stiffness, mass_matrix
 from lamina.metrics import errors
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.baselines.reference import refine
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
 

@@ -14,7 +14,7 @@ from lamina.metrics import errors
 from lamina.paper.coupled import Coupled
 from lamina.paper.coupled_levels import CoupledLevel
 from lamina.paper.ghosts import Ghosts, Rule
-from lamina.schemes.base import FLUX, FREE, VALUE
+from lamina.spaces.scheme import FLUX, FREE, VALUE
 from lamina.surfaces.icosphere import icosphere
 
 TILT = torch.nn.functional.normalize(torch.tensor([0.3, -0.2, 0.93], dtype=torch.float64), dim=0)

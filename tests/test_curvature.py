@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import lamina
-from lamina.geometry.curvature import (
+from lamina.fits.curvature import (
     SurfaceFeatures,
     from_fundamental_forms,
     from_level_set,
     from_samples,
     from_shape_operator,
 )
-from lamina.geometry.neighbours import tangent_frames
 from lamina.geometry.triangles import dot
+from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.analytic import _torus_grid
 from lamina.surfaces.base import Surface
 

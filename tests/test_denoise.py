@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM
 from lamina.errors import InputError
-from lamina.geometry.denoise import estimate_noise
 from lamina.metrics import errors
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.surfaces.denoise import estimate_noise
 from lamina.surfaces.icosphere import icosphere
 
 

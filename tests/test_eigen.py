@@ -11,9 +11,9 @@ from PIL import Image
 from scipy.sparse.linalg import eigsh
 
 import lamina
-from lamina.baselines.reference import refine
 from lamina.geometry.cotangent import cotangent_stiffness, mass_matrix
 from lamina.linear.lobpcg import lobpcg
+from lamina.paper.baselines.reference import refine
 from lamina.surfaces.icosphere import icosphere
 
 # Degree d has the eigenvalue d (d + 1), 2 d + 1 times.

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from lamina.baselines.fem import SurfaceFEM
-from lamina.baselines.reference import reference_poisson, refine
 from lamina.errors import InputError
 from lamina.gallery import sphere_poisson
 from lamina.geometry.cotangent import cotangent_stiffness, mass_matrix
 from lamina.metrics import errors
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.baselines.reference import reference_poisson, refine
 from lamina.surfaces.icosphere import icosphere
 
 SOLVERS = ["pyamg", "splu"]

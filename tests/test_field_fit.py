@@ -12,15 +12,15 @@ from torch import Tensor
 
 import lamina
 from lamina.errors import InputError
-from lamina.geometry.candidates import Candidates
-from lamina.geometry.nearest import Nearest
-from lamina.geometry.orientation import agreeing_sides, outward_signs
 from lamina.geometry.triangles import unit
-from lamina.geometry.winding import WindingTree
 from lamina.learn.field_error import field_error
 from lamina.learn.field_fit import FieldFit, draw_places, fit_field, fit_from_surfaces
-from lamina.learn.field_target import FieldTarget, field_target
-from lamina.learn.fields import LatentDecoder, load_field, save_field
+from lamina.learn.signed_distance import FieldTarget, field_target
+from lamina.search.face_orientation import agreeing_sides, outward_signs
+from lamina.search.nearest import Nearest
+from lamina.search.triangles_by_samples import Candidates
+from lamina.search.winding import WindingTree
+from lamina.surfaces.fields import LatentDecoder, load_field, save_field
 from lamina.surfaces.icosphere import icosphere
 
 SMALL = {"width": 48, "depth": 2, "omega": 8.0, "steps": 300, "batch": 1024, "pool": 10_000, "rate": 3e-3}

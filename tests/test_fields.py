@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lamina.errors import InputError
-from lamina.learn.checkpoint import save_tensors
-from lamina.learn.fields import (
+from lamina.io.safetensor_files import save_tensors
+from lamina.surfaces.fields import (
     FORMAT,
     FieldConfig,
     LatentDecoder,

@@ -8,13 +8,13 @@ import torch
 
 import lamina
 from lamina.errors import InputError
-from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, unit
-from lamina.learn.checkpoint import load_fit_network, save_fit_network, save_tensors, shipped_fit_network
-from lamina.learn.data import random_rotations
-from lamina.learn.fit_data import PARTS, Source, damaged, fit_data
-from lamina.learn.fit_network import FitConfig, FitNetwork, Neighbourhoods
+from lamina.io.safetensor_files import save_tensors
+from lamina.learn.fit_data import PARTS, Source, damaged, fit_data, random_rotations
 from lamina.learn.fit_training import FINAL, LOG, FitTraining, fit_errors, loss_of, train_fits
+from lamina.reconstruction.fit_network import FitConfig, FitNetwork, Neighbourhoods
+from lamina.reconstruction.weights import load_fit_network, save_fit_network, shipped_fit_network
+from lamina.search.neighbours import k_nearest
 
 SMALL = FitConfig(width=8, rounds=2, neighbours=(32,))
 

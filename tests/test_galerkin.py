@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import lamina
+from lamina.geometry.basis import Q1
 from lamina.geometry.cotangent import mass_matrix
 from lamina.geometry.lattice import OCTANTS
 from lamina.geometry.triangles import triangle_areas
+from lamina.grid.cut_surface import CutSurface
+from lamina.grid.sheets import Elements
 from lamina.linear.assembly import assemble
-from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.galerkin import (
+from lamina.spaces.galerkin import (
     STABILISATION,
     child_interpolation,
     consistent_mass,
@@ -21,8 +23,6 @@ from lamina.schemes.galerkin import (
     stabilisation,
     surface_stiffness,
 )
-from lamina.schemes.sheets import Elements
-from lamina.spaces.basis import Q1
 from lamina.surfaces.icosphere import icosphere
 
 

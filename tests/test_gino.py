@@ -7,8 +7,8 @@ import torch
 
 import lamina
 from lamina import metrics
-from lamina.baselines.gino import GINO, GINOConfig, Shape, load_gino, normalised, save_gino, signed_distances
-from lamina.baselines.gino_training import Example, train_gino
+from lamina.paper.baselines.gino import GINO, GINOConfig, Shape, load_gino, normalised, save_gino, signed_distances
+from lamina.paper.baselines.gino_training import Example, train_gino
 from lamina.surfaces.icosphere import icosphere
 
 TINY = GINOConfig(
@@ -98,7 +98,7 @@ def test_permuted_samples_permute_the_answer(gino, shape):
 
 def test_training_learns_rotated_copies_and_tells_them_apart(shape):
     pytest.importorskip("neuralop")
-    from lamina.baselines.fem import SurfaceFEM
+    from lamina.paper.baselines.fem import SurfaceFEM
 
     quarter = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     fem = SurfaceFEM(shape.points, shape.faces, solver="splu")
@@ -137,7 +137,7 @@ def test_bad_input_is_refused_in_words(gino, shape, tmp_path):
         GINOConfig(radius=0.5)
     with pytest.raises(lamina.InputError, match="modes must lie between 2 and the grid's 8"):
         GINOConfig(grid=8, modes=9)
-    from lamina.learn.checkpoint import save_tensors
+    from lamina.io.safetensor_files import save_tensors
 
     other = save_tensors(tmp_path / "other.safetensors", {"a": torch.zeros(1)}, {"format": "something else"})
     with pytest.raises(lamina.InputError, match="holds no GINO but 'something else'"):

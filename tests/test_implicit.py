@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.nearest import Nearest
 from lamina.geometry.triangles import triangle_normals
+from lamina.search.nearest import Nearest
 from lamina.surfaces.analytic import Ellipsoid, Sphere, Torus
 from lamina.surfaces.base import Surface
 from lamina.surfaces.icosphere import icosphere

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.band import Band, band_radius
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
+from lamina.grid.band import Band, band_radius
 from lamina.paper.interpolation import Lines, cubic_stencil, interpolation_matrix, lagrange_weights
 from lamina.surfaces.analytic import Sphere
 

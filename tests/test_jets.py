@@ -7,17 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.geometry.jets import Jets, Surroundings, fit_and_predict, fit_jets
-from lamina.geometry.neighbours import PieceTrees, connected_pieces, k_nearest, tangent_frames, voronoi_areas
-from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
-from lamina.geometry.polynomials import (
+from lamina.fits.jets import Jets, Surroundings, fit_and_predict, fit_jets
+from lamina.fits.normals import orient_normals, pca_normals, signs_disagree
+from lamina.fits.polynomials import (
     coefficient_count,
     derivatives_by_monomials,
     height_derivatives,
     height_slopes,
     slopes_by_monomials,
 )
-from lamina.geometry.project import project
+from lamina.fits.project import project
+from lamina.search.neighbours import PieceTrees, connected_pieces, k_nearest, tangent_frames, voronoi_areas
 from lamina.surfaces.analytic import Sphere, Torus
 
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from lamina.device import by_kernel
-from lamina.geometry.bins import nearest_by_bins
-from lamina.geometry.blend import Blend
-from lamina.geometry.jets import Jets, fit_and_predict, fit_jets, predict
-from lamina.geometry.neighbours import k_nearest
-from lamina.geometry.project import project
-from lamina.geometry.rims import _room
+from lamina.fits.blend import Blend
+from lamina.fits.jets import Jets, fit_and_predict, fit_jets, predict
+from lamina.fits.project import project
+from lamina.fits.rims import _room
 from lamina.geometry.triangles import unit
-from lamina.learn.checkpoint import shipped_fit_network
-from lamina.learn.fit_network import Neighbourhoods
+from lamina.reconstruction.fit_network import Neighbourhoods
+from lamina.reconstruction.weights import shipped_fit_network
+from lamina.search.bins import nearest_by_bins
+from lamina.search.neighbours import k_nearest
 
 pytestmark = pytest.mark.gpu
 WAYS = ((2, 12, False), (4, 32, False), (6, 56, False), (6, 130, False), (6, 12, False), (2, 12, True), (6, 24, True))
@@ -140,7 +140,7 @@ def test_room_beside_samples(k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("k", [64, 256])
 def test_network_of_fits(k, dtype):
-    from lamina.learn.fit_network_kernel import fits_there
+    from lamina.reconstruction.fit_network_kernel import fits_there
 
     points, normals = bumpy_box(dtype=dtype)
     near = k_nearest(points, k)[0]

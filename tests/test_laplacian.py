@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
-from lamina.band import Band, band_radius
 from lamina.gallery import Problem, ellipsoid_poisson, sphere_poisson
 from lamina.geometry.lattice import Lattice
+from lamina.grid.band import Band, band_radius
 from lamina.paper.coupled import Coupled
 from lamina.paper.interpolation import Lines
 from lamina.paper.laplacian import diagonal, laplacian_matrix

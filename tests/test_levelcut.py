@@ -11,11 +11,11 @@ from torch import Tensor
 import lamina
 from lamina.gallery import Problem, sphere_poisson, torus_poisson
 from lamina.geometry.lattice import Lattice
+from lamina.grid.closest_point_cut import cut_closest_points
+from lamina.grid.cut_surface import CutSurface
+from lamina.grid.level_cut import cut_level_set, level_pieces
 from lamina.metrics import errors
-from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.levelcut import cut_level_set, level_pieces
-from lamina.schemes.tetcut import cut_closest_points
-from lamina.schemes.trace import Trace
+from lamina.spaces.trace import Trace
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_samples import sample_zero_set

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.nearest import Nearest
 from lamina.geometry.triangles import closest_on_triangle, rows
+from lamina.search.nearest import Nearest
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.mesh import Mesh
 

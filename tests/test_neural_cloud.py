@@ -5,12 +5,12 @@ import torch
 
 import lamina
 from lamina.errors import InputError
-from lamina.extension import EXTENSIONS, geometry_for
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.triangles import dot, unit
-from lamina.learn.checkpoint import shipped_fit_network
 from lamina.metrics import errors
-from lamina.surfaces.neural_cloud import NeuralCloud
+from lamina.reconstruction.choose import EXTENSIONS, geometry_for
+from lamina.reconstruction.neural_cloud import NeuralCloud
+from lamina.reconstruction.weights import shipped_fit_network
 
 PROBLEM = sphere_poisson()
 COUNT = 4000

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lamina.errors import InputError
-from lamina.learn.fields import FieldConfig, LatentDecoder, Perceptron, save_field
+from lamina.surfaces.fields import FieldConfig, LatentDecoder, Perceptron, save_field
 from lamina.surfaces.files import load
 from lamina.surfaces.neural import FieldOptions, open_field
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lamina.errors import InputError
-from lamina.geometry.normals import orient_normals, pca_normals
+from lamina.fits.normals import orient_normals, pca_normals
 from lamina.surfaces.analytic import Sphere, Torus
 from lamina.surfaces.point_cloud import PointCloud
 

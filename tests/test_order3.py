@@ -8,8 +8,8 @@ import torch
 
 import lamina
 from lamina import Dirichlet, Neumann, Robin
-from lamina.baselines.reference import reference_poisson
 from lamina.gallery import ellipsoid_poisson, hemisphere_poisson, sphere_heat, sphere_poisson, torus_poisson
+from lamina.paper.baselines.reference import reference_poisson
 from lamina.surfaces.icosphere import icosphere
 
 PROBLEMS = {p.name: p for p in (sphere_poisson(), torus_poisson(), ellipsoid_poisson())}

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lamina
-from lamina.band import Band
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures
+from lamina.fits.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
-from lamina.learn.data import random_rotations
-from lamina.learn.patches import (
+from lamina.grid.band import Band
+from lamina.learn.fit_data import random_rotations
+from lamina.paper.attention import Samples, cover_band, sampled_band
+from lamina.paper.patches import (
     LocalPatches,
     coverage_radius,
     coverage_warning,
@@ -24,7 +25,6 @@ from lamina.learn.patches import (
     safe_radius,
     samples_in_boxes,
 )
-from lamina.paper.attention import Samples, cover_band, sampled_band
 from lamina.surfaces.icosphere import icosphere
 
 SPACING, RADIUS, K, MARGIN = 0.2, 0.4, 60, 0.5

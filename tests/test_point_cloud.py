@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import lamina
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.neighbours import k_nearest
+from lamina.search.neighbours import k_nearest
 from lamina.surfaces.analytic import Sphere, Torus
 from lamina.surfaces.point_cloud import PointCloud
 from schemes import of_scheme

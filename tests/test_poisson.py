@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 import lamina
-from lamina.baselines.reference import reference_poisson
 from lamina.gallery import Problem, ellipsoid_poisson, sphere_poisson, torus_poisson
 from lamina.metrics import errors
+from lamina.paper.baselines.reference import reference_poisson
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
 
@@ -99,7 +99,7 @@ def test_second_order_on_finer_and_finer_meshes_of_the_sphere():
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "bound"), [(0.0, 8e-5), (0.005, 6e-4)])
 def test_error_from_ten_thousand_samples(noise, bound):
-    from lamina.cli import sampled
+    from lamina.cli.solve import sampled
 
     cloud = sampled(SPHERE.surface(), 10_000, noise, seed=0)
     u = lamina.poisson(lamina.Domain(cloud, 0.05), SPHERE.rhs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lamina.geometry.triangles import triangle_areas
-from lamina.quadrature import on_polygons, tangents
+from lamina.grid.quadrature import on_polygons, tangents
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 PRECISIONS = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["double", "single"])

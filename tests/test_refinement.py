@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM
-from lamina.baselines.refinement import split_long_edges
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.baselines.refinement import split_long_edges
 
 
 def box():

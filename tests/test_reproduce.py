@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 import lamina
 from lamina.cli import app
 from lamina.errors import InputError
-from lamina.reproduce import ablations
-from lamina.reproduce.base import Row, Setting, Table, averaged
-from lamina.reproduce.gino import gino_rows
-from lamina.reproduce.registry import TABLES, run
-from lamina.reproduce.report import orders, page
-from lamina.reproduce.representations import splats_on
-from lamina.reproduce.results import write_results
-from lamina.reproduce.samplings import SAMPLINGS, fibonacci, sphere_shape
-from lamina.reproduce.tables import as_html, grid, markdown, remarks, shown
+from lamina.paper.tables import ablations
+from lamina.paper.tables.base import Row, Setting, Table, averaged
+from lamina.paper.tables.definitions import as_html, grid, markdown, remarks, shown
+from lamina.paper.tables.gino import gino_rows
+from lamina.paper.tables.registry import TABLES, run
+from lamina.paper.tables.report import orders, page
+from lamina.paper.tables.representations import splats_on
+from lamina.paper.tables.results import write_results
+from lamina.paper.tables.samplings import SAMPLINGS, fibonacci, sphere_shape
 from lamina.surfaces.icosphere import icosphere
 
 TWICE = ("sphere_poisson", "relative_variation")  # have a test of their own

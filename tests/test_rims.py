@@ -8,9 +8,9 @@ import torch
 
 import lamina
 from lamina.geometry.triangles import unit
-from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.rim import Rim
-from lamina.schemes.seams import LevelSeam, PolylineSeam, Seam, Seams
+from lamina.grid.cut_surface import CutSurface
+from lamina.grid.interface_curves import LevelSeam, PolylineSeam, Seam, Seams
+from lamina.grid.rim import Rim
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import lamina
-from lamina.geometry import footprints
-from lamina.learn.checkpoint import shipped_fit_network
-from lamina.learn.network import AttentionNetwork, NetworkConfig
+from lamina.fits import footprints
 from lamina.paper.attention import Attention
+from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
+from lamina.reconstruction.neural_cloud import NeuralCloud
+from lamina.reconstruction.weights import shipped_fit_network
 from lamina.surfaces.analytic import _torus_grid
 from lamina.surfaces.icosphere import icosphere
-from lamina.surfaces.neural_cloud import NeuralCloud
 from lamina.surfaces.splats import Splats
 from schemes import of_scheme
 from test_splats import discs

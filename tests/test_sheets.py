@@ -10,9 +10,10 @@ from scipy.spatial.transform import Rotation
 
 import lamina
 from lamina.geometry.lattice import OCTANTS, Lattice
-from lamina.schemes.cutsurface import SLIVER
-from lamina.schemes.sheets import Elements
-from lamina.schemes.trace import Trace, cut_surface
+from lamina.grid.cut import cut_surface
+from lamina.grid.cut_surface import SLIVER
+from lamina.grid.sheets import Elements
+from lamina.spaces.trace import Trace
 from lamina.surfaces.icosphere import icosphere
 
 

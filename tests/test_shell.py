@@ -12,10 +12,10 @@ from scipy.sparse.linalg import spsolve
 
 import lamina
 from hemisphere import half_icosphere
-from lamina.band import Band
 from lamina.errors import InputError
 from lamina.gallery import sphere_poisson
 from lamina.geometry.lattice import Lattice
+from lamina.grid.band import Band
 from lamina.linear.assembly import rows_to_csr
 from lamina.linear.multigrid import v_cycle
 from lamina.metrics import errors

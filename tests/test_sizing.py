@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lamina
-from lamina import sizing
 from lamina.gallery import sphere_poisson
+from lamina.grid import sizing
 from lamina.metrics import errors
 from lamina.paper.domain import NEEDS as BASELINES
 from lamina.surfaces.icosphere import icosphere
@@ -122,7 +122,7 @@ def test_thick_shapes_give_no_warning():
 
 
 def test_noise_is_not_taken_for_thin_parts():
-    from lamina.cli import sampled
+    from lamina.cli.solve import sampled
 
     cloud = sampled(SPHERE, 10_000, 0.01, seed=0)
     assert sizing.thin_warning(cloud, 0.05, COUPLED) is None

@@ -13,21 +13,14 @@ from torch import Tensor
 
 import lamina
 from lamina.errors import InputError
-from lamina.geometry.curvature import from_level_set
-from lamina.geometry.sphericalise import balanced, sphericalise
-from lamina.geometry.stretch import Stretch, independent_sets, looks_outwards
+from lamina.fits.curvature import from_level_set
 from lamina.geometry.triangles import dot, unit
-from lamina.learn.sns import (
-    SNSConfig,
-    SphericalNeuralSurface,
-    fit_error,
-    fit_from_surface,
-    fit_sns,
-    load_sns,
-    save_sns,
-)
+from lamina.learn.sns import fit_error, fit_from_surface, fit_sns
+from lamina.learn.sphere_distortion import Stretch, independent_sets, looks_outwards
 from lamina.learn.sphere_target import SphereFaces, sphere_target
+from lamina.learn.sphericalise import balanced, sphericalise
 from lamina.surfaces.icosphere import icosphere
+from lamina.surfaces.sns import SNSConfig, SphericalNeuralSurface, load_sns, save_sns
 
 AXES = torch.tensor([1.0, 0.8, 0.6], dtype=torch.float64)
 CENTRE = torch.tensor([3.0, -2.0, 1.0], dtype=torch.float64)

@@ -15,10 +15,10 @@ from PIL import Image
 from plyfile import PlyData
 
 from lamina.errors import InputError
-from lamina.export import save_splats
-from lamina.surfaces.formats import READERS, FormatError
-from lamina.surfaces.splat_files import RECORD, SH_0, SPLAT_READERS, SplatData, read_splat, read_spz, sniff
+from lamina.io.formats import READERS, FormatError
+from lamina.io.splat_files import RECORD, SH_0, SPLAT_READERS, SplatData, read_splat, read_spz, sniff
 from lamina.view.colours import colourise
+from lamina.view.export import save_splats
 
 COUNT = 300
 

@@ -9,10 +9,10 @@ from plyfile import PlyData
 
 import lamina
 from lamina import gallery
-from lamina.geometry.neighbours import tangent_frames
-from lamina.geometry.visibility import Gaussians, look
+from lamina.fits.visibility import Gaussians, look
+from lamina.io.formats import READERS
 from lamina.metrics import errors
-from lamina.surfaces.formats import READERS
+from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.splats import Splats, axes_of
 from lamina.view.colours import colourise
 from schemes import of_scheme

@@ -20,9 +20,9 @@ from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
 from lamina.errors import InputError
+from lamina.io.formats import FormatError
 from lamina.surfaces.base import Surface
 from lamina.surfaces.files import load
-from lamina.surfaces.formats import FormatError
 from lamina.surfaces.neural import FieldOptions, open_field
 
 BALL = trimesh.creation.icosphere(subdivisions=1)
@@ -350,7 +350,7 @@ def test_an_honest_large_file_costs_about_its_size(tmp_path):
     """20 MB of points: reading takes no more than a few copies of them."""
     points = np.random.default_rng(0).normal(size=(800_000, 3))
     np.savez(tmp_path / "a.npz", points=points)
-    from lamina.surfaces.archives import read_npz
+    from lamina.io.archives import read_npz
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     arrays, _ = read_npz(tmp_path / "a.npz")

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lamina.errors import InputError
+from lamina.io.formats import READERS, FormatError
+from lamina.io.splat_files import SPLAT_READERS, SplatData, sniff
 from lamina.surfaces.base import Surface
 from lamina.surfaces.files import load
-from lamina.surfaces.formats import READERS, FormatError
-from lamina.surfaces.splat_files import SPLAT_READERS, SplatData, sniff
 from test_splat_files import compressed, gaussians, inria, ply, sog, splat, spz
 
 COUNT = 40

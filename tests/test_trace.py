@@ -11,12 +11,13 @@ import torch
 from scipy.sparse import csr_array
 
 import lamina
-from lamina.baselines.reference import reference_poisson
 from lamina.gallery import sphere_poisson
-from lamina.geometry.cut import cut_triangles
 from lamina.geometry.triangles import triangle_areas
+from lamina.grid.cut import cut_surface
+from lamina.grid.cut_triangles import cut_triangles
 from lamina.metrics import errors
-from lamina.schemes.trace import Trace, cut_surface
+from lamina.paper.baselines.reference import reference_poisson
+from lamina.spaces.trace import Trace
 from lamina.surfaces.icosphere import icosphere, split_triangles
 
 PROBLEM = sphere_poisson()

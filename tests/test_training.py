@@ -13,18 +13,13 @@ import torch
 
 import lamina
 from lamina.errors import InputError
-from lamina.learn.checkpoint import load_network, load_tensors, save_network
-from lamina.learn.data import (
-    Batch,
-    draw,
-    monomials,
-    patch_data,
-    random_rotations,
-    whole,
-)
-from lamina.learn.loss import extension_weights, losses
-from lamina.learn.network import AttentionNetwork, NetworkConfig
-from lamina.learn.training import FINAL, LOG, RESUME, Trainer, TrainingConfig, train, validation_error
+from lamina.io.safetensor_files import load_tensors
+from lamina.learn.fit_data import random_rotations
+from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
+from lamina.paper.loss import extension_weights, losses
+from lamina.paper.training import FINAL, LOG, RESUME, Trainer, TrainingConfig, train, validation_error
+from lamina.paper.training_data import Batch, draw, monomials, patch_data, whole
+from lamina.paper.weights import load_network, save_network
 
 SHAPE = NetworkConfig(k=60, width=8, spacing=0.25)
 RADIUS = 2.0  # over the spacing

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import lamina
-from lamina.extension import geometry_for
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
-from lamina.geometry.triangulation import triangulate
-from lamina.learn.checkpoint import shipped_fit_network
 from lamina.metrics import errors
-from lamina.surfaces.neural_cloud import NeuralCloud
-from lamina.surfaces.triangulated_cloud import TriangulatedCloud, _rough, _Triangles
+from lamina.reconstruction.choose import geometry_for
+from lamina.reconstruction.neural_cloud import NeuralCloud
+from lamina.reconstruction.triangulated_cloud import TriangulatedCloud, _rough, _Triangles
+from lamina.reconstruction.triangulation import triangulate
+from lamina.reconstruction.weights import shipped_fit_network
 
 
 def rounded_box(along: int = 80, radius: float = 0.1, bands: int = 4):

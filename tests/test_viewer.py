@@ -281,7 +281,7 @@ def test_what_cannot_be_viewed_is_refused_in_one_sentence(program, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     flow.save("u.ply")
-    lamina.export.save("other.ply", np.eye(3), np.zeros(3))
+    lamina.view.export.save("other.ply", np.eye(3), np.zeros(3))
     status, out, err = program("view", *arguments)
     assert (status, out) == (2, "")
     assert message in err

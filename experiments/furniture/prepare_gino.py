@@ -20,12 +20,12 @@ import torch
 from scipy.spatial.transform import Rotation
 
 import lamina
-from lamina.baselines.fem import SurfaceFEM
-from lamina.baselines.gino import GINOConfig, signed_distances
-from lamina.baselines.reference import reference_poisson
-from lamina.baselines.refinement import split_long_edges
-from lamina.learn.field_target import field_target
-from lamina.reproduce.paper import STAND_INS as SHAPES
+from lamina.learn.signed_distance import field_target
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.baselines.gino import GINOConfig, signed_distances
+from lamina.paper.baselines.reference import reference_poisson
+from lamina.paper.baselines.refinement import split_long_edges
+from lamina.paper.tables.paper import STAND_INS as SHAPES
 from lamina.surfaces.spherical_map import spike
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "carry" / "gino" / "examples.npz"
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=16, help="of the Spike, to measure on")
     parser.add_argument("--spike-from", type=Path, help="examples of an earlier run whose Spike is kept")
     parser.add_argument("--max-vertices", type=int, default=600_000, help="of the finest reference mesh")
-    parser.add_argument("--solver", default="cholespy", help="of lamina.baselines.fem")
+    parser.add_argument("--solver", default="cholespy", help="of lamina.paper.baselines.fem")
     prepare(parser.parse_args())
 
 

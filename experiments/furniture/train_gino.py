@@ -27,10 +27,10 @@ import torch
 from prepare_gino import EXAMPLES, FREQUENCIES, SHAPES, field
 
 from lamina import metrics
-from lamina.baselines.gino import GINO, GINOConfig, Shape, save_gino
-from lamina.baselines.gino_training import Example, train_gino
-from lamina.reproduce.record import plain
-from lamina.reproduce.results import circumstances
+from lamina.paper.baselines.gino import GINO, GINOConfig, Shape, save_gino
+from lamina.paper.baselines.gino_training import Example, train_gino
+from lamina.paper.tables.record import plain
+from lamina.paper.tables.results import circumstances
 
 HERE = Path(__file__).resolve().parent
 SETS = ("spike", "single", "overfitted")

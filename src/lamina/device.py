@@ -60,7 +60,7 @@ def by_kernel(*tensors: Tensor) -> bool:
 def _kernels_run() -> bool:
     """Whether Triton is there and finds what it needs: a C compiler, and a GPU that it knows."""
     try:
-        from lamina.trial_kernel import runs
+        from lamina.triton_check_kernel import runs
 
         return runs()
     except Exception as reason:  # of many kinds, Triton's own among them; the torch code does the same without it

@@ -15,20 +15,13 @@ from torch import Tensor
 from lamina.device import available, in_own_precision
 from lamina.errors import InputError
 from lamina.expression import as_data
-from lamina.extension import geometry_for
 from lamina.geometry.lattice import Lattice
-from lamina.linear.adjoint import Sparse
-from lamina.linear.components import ComponentMean
-from lamina.progress import progress
-from lamina.quadrature import Quadrature
-from lamina.schemes import ORDERS, left_out
-from lamina.schemes.base import Scheme
-from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.galerkin import worth_order_3
-from lamina.schemes.rim import Rim
-from lamina.schemes.seams import Seams
-from lamina.schemes.trace import Trace, cut_surface
-from lamina.sizing import (
+from lamina.grid.cut import cut_surface, left_out
+from lamina.grid.cut_surface import CutSurface
+from lamina.grid.interface_curves import Seams
+from lamina.grid.quadrature import Quadrature
+from lamina.grid.rim import Rim
+from lamina.grid.sizing import (
     ORDER,
     Needs,
     check_memory,
@@ -37,9 +30,16 @@ from lamina.sizing import (
     spacing_for_nodes,
     thin_warning,
 )
+from lamina.linear.adjoint import Sparse
+from lamina.linear.components import ComponentMean
+from lamina.progress import progress
+from lamina.reconstruction.choose import geometry_for
+from lamina.reconstruction.neural_cloud import NeuralCloud
+from lamina.reconstruction.triangulated_cloud import TriangulatedCloud
+from lamina.spaces.galerkin import worth_order_3
+from lamina.spaces.scheme import Scheme
+from lamina.spaces.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
-from lamina.surfaces.neural_cloud import NeuralCloud
-from lamina.surfaces.triangulated_cloud import TriangulatedCloud
 
 if TYPE_CHECKING:
     from lamina.pde.boundary import Posed
@@ -103,7 +103,7 @@ class Domain:
                           stacklevel=3)  # fmt: skip
             order = order or 2
         order = order or "auto"
-        if order != "auto" and order not in ORDERS:
+        if order != "auto" and order not in ORDER:
             raise InputError(f'order must be 2, 3 or "auto", got {order!r}.')
         start = time.perf_counter()
         self._take(surface, spacing, nodes, extension, origin, device, dtype)

@@ -31,7 +31,7 @@ from lamina.pde.boundary import posed
 from lamina.pde.conditions import Condition, checked
 from lamina.pde.poisson import check_convergence, checked_number, default_tolerance
 from lamina.pde.variational import variational
-from lamina.schemes.trace import Trace
+from lamina.spaces.trace import Trace
 
 __all__ = ["HeatLayer", "PoissonLayer"]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lamina.display import Display, display, own_points
 from lamina.errors import InputError
-from lamina.schemes.trace import Trace
+from lamina.spaces.trace import Trace
+from lamina.view.display import Display, display, own_points
 
 if TYPE_CHECKING:
     from lamina.domain import Domain
@@ -138,7 +138,7 @@ class Solution:
         and .sog. The field is in their colours; recolour=False keeps the colours that they came with. Only .ply also
         has the field as a property. refine=True writes triangles to .ply instead.
         """
-        from lamina.export import save, save_splats, writes_splats
+        from lamina.view.export import save, save_splats, writes_splats
 
         suffix = Path(path).suffix.lower()
         if suffix == ".html":

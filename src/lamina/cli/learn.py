@@ -97,10 +97,10 @@ def train(
         chosen = {key: value for key, value in asked.items() if value is not None}
         _train_fits(surface or "spike", held_out or "starfruit", out, device, json_, rate=rate, seed=seed, **chosen)
         return
-    from lamina.learn.checkpoint import load_tensors
-    from lamina.learn.network import NetworkConfig
-    from lamina.learn.training import FINAL, RESUME, TrainingConfig
-    from lamina.learn.training import train as run
+    from lamina.io.safetensor_files import load_tensors
+    from lamina.paper.attention_network import NetworkConfig
+    from lamina.paper.training import FINAL, RESUME, TrainingConfig
+    from lamina.paper.training import train as run
     from lamina.progress import progress
     from lamina.surfaces.files import load
 
@@ -226,8 +226,8 @@ def _fit_fields(
     kind: str, surfaces: list[str], out: Path, seed: int, device: Device, as_json: bool, **asked: Any
 ) -> None:
     from lamina.learn.field_fit import fit_from_surfaces, plan_for
-    from lamina.learn.fields import save_field
     from lamina.progress import progress
+    from lamina.surfaces.fields import save_field
     from lamina.surfaces.files import load
 
     plan = plan_for(kind, **{key: value for key, value in asked.items() if value is not None})
@@ -252,9 +252,10 @@ def fit_spherical(
     json_: Json = False,
 ) -> None:
     """Fit a spherical neural surface, a network from the sphere to space, to a closed surface of genus 0."""
-    from lamina.learn.sns import SNSConfig, fit_from_surface, save_sns
+    from lamina.learn.sns import fit_from_surface
     from lamina.progress import progress
     from lamina.surfaces.files import load
+    from lamina.surfaces.sns import SNSConfig, save_sns
 
     config = SNSConfig(width=width, depth=depth)
     with progress("fitting", False if json_ else None) as update:

@@ -13,7 +13,7 @@ import typer
 
 from lamina.cli.options import Device, DeviceOpt, Json, print_facts
 from lamina.errors import InputError, SolveError
-from lamina.reproduce.base import Table
+from lamina.paper.tables.base import Table
 
 
 def reproduce(
@@ -29,11 +29,11 @@ def reproduce(
     json_: Json = False,
 ) -> None:
     """Run a table of the CVPR 2026 paper anew, the paper's numbers beside ours; all: every one, and a page of them."""
+    from lamina.paper.tables.base import Setting
+    from lamina.paper.tables.definitions import markdown
+    from lamina.paper.tables.registry import TABLES, run
+    from lamina.paper.tables.report import page
     from lamina.progress import progress
-    from lamina.reproduce.base import Setting
-    from lamina.reproduce.registry import TABLES, run
-    from lamina.reproduce.report import page
-    from lamina.reproduce.tables import markdown
 
     if table == "list":
         print_facts({name: t.title for name, t in TABLES.items()}, json_)

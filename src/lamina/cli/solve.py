@@ -257,7 +257,7 @@ def info(
 ) -> None:
     """Say what a surface is: representation, size, area, parts, thickness, the spacing lamina would use."""
     from lamina.domain import default_grid
-    from lamina.sizing import describe
+    from lamina.grid.sizing import describe
     from lamina.surfaces.files import load
 
     shape = load(surface, **said_of_surface(activation, omega, field, level, bounds, latent, viewpoint))
@@ -392,8 +392,8 @@ class _Run:
             say_next("look at it", "view", self.out, self.as_json)
 
     def _write(self, u: Any, report: dict[str, Any]) -> list[Path]:
-        from lamina.export import atomic_write, own_files
         from lamina.view.charts import plot_residuals
+        from lamina.view.export import atomic_write, own_files
 
         assert self.out is not None
         title = f"{self.problem} on {u.domain.surface.name}"

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from lamina.geometry.triangles import dot
-from lamina.learn.field_target import MARGIN, FieldTarget
-from lamina.learn.fields import Field, LatentDecoder, LevelFunction
+from lamina.learn.signed_distance import MARGIN, FieldTarget
+from lamina.surfaces.fields import Field, LatentDecoder, LevelFunction
 from lamina.surfaces.zero_set import evaluate, project
 
 SPREAD = 0.01  # how far from the surface the ways to the level set begin, in half-extents

@@ -32,10 +32,10 @@ from lamina.device import available
 from lamina.errors import InputError
 from lamina.geometry.triangles import dot
 from lamina.learn.field_error import field_error
-from lamina.learn.field_target import MARGIN, FieldTarget, field_target
-from lamina.learn.fields import Field, FieldConfig, LatentDecoder, Perceptron
 from lamina.learn.schedule import warm_cosine
+from lamina.learn.signed_distance import MARGIN, FieldTarget, field_target
 from lamina.surfaces.base import Surface
+from lamina.surfaces.fields import Field, FieldConfig, LatentDecoder, Perceptron
 
 FAR = 0.1  # distance beyond which errors count less, or not at all
 WIDTH = 0.01  # tau

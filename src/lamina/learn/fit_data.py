@@ -15,10 +15,9 @@ import torch
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from lamina.geometry.normals import pca_normals
+from lamina.fits.normals import pca_normals
 from lamina.geometry.triangles import dot, unit
-from lamina.learn.data import random_rotations
-from lamina.learn.fit_network import Neighbourhoods
+from lamina.reconstruction.fit_network import Neighbourhoods
 from lamina.surfaces.spherical_map import SphericalMap
 
 POOL = 200_000  # samples of the surface that clouds are drawn from
@@ -212,3 +211,15 @@ def _cut(
         points.append(cap[good])
         normals.append(n.expand(int(good.sum()), 3))
     return Clean(torch.cat(points), torch.cat(normals))
+
+
+def random_rotations(count: int, generator: torch.Generator) -> Tensor:
+    """Rotations (count, 3, 3), uniform: from unit quaternions (Shoemake 1992)."""
+    q = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    w, x, y, z = (q / q.norm(dim=1, keepdim=True)).unbind(1)
+    rows = [
+        torch.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)], 1),
+        torch.stack([2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)], 1),
+        torch.stack([2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], 1),
+    ]
+    return torch.stack(rows, 1)

@@ -21,10 +21,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from lamina.device import available
 from lamina.errors import InputError, SolveError
 from lamina.geometry.triangles import dot
-from lamina.learn.checkpoint import save_fit_network
 from lamina.learn.fit_data import FitData, Source, fit_data
-from lamina.learn.fit_network import FitConfig, FitNetwork, Fits
 from lamina.learn.schedule import warm_cosine
+from lamina.reconstruction.fit_network import FitConfig, FitNetwork, Fits
+from lamina.reconstruction.weights import save_fit_network
 from lamina.surfaces.base import Surface
 from lamina.surfaces.spherical_map import SphericalMap
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import InputError
-from lamina.geometry.neighbours import PointTree
-from lamina.geometry.sphericalise import sphericalise
 from lamina.geometry.triangles import triangle_areas, unit
+from lamina.learn.sphericalise import sphericalise
+from lamina.search.neighbours import PointTree
 from lamina.surfaces.base import Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.spherical_map import SphericalMap

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lamina.spaces.basis import BASES
+from lamina.geometry.basis import BASES
 
 CHUNK = {"cpu": 2**21, "cuda": 2**24}  # entries of element matrices at a time
 

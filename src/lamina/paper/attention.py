@@ -21,15 +21,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lamina.band import Band
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures, from_samples
-from lamina.geometry.neighbours import PieceTrees
-from lamina.learn.network import AttentionNetwork
-from lamina.learn.patches import RIM, Patches, cover, coverage_warning, localise
+from lamina.fits.curvature import SurfaceFeatures, from_samples
+from lamina.grid.band import Band
 from lamina.linear.adjoint import Sparse
 from lamina.linear.graph import expand
+from lamina.paper.attention_network import AttentionNetwork
+from lamina.paper.patches import RIM, Patches, cover, coverage_warning, localise
 from lamina.progress import Update
+from lamina.search.neighbours import PieceTrees
 from lamina.surfaces.base import Surface
 
 SAMPLED = 0.5  # feet of nodes within so many dx are samples, about one for every dx^2
@@ -78,7 +78,7 @@ class Attention:
             )
 
     def network(self) -> AttentionNetwork:
-        from lamina.learn.checkpoint import load_network, shipped_network
+        from lamina.paper.weights import load_network, shipped_network
 
         if isinstance(self.weights, AttentionNetwork):
             return self.weights

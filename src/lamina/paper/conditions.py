@@ -13,8 +13,8 @@ from lamina.paper.coupled import Coupled
 from lamina.paper.ghosts import Rule
 from lamina.pde.boundary import Kept, Posed, at_places, kinds, steady, values_at
 from lamina.pde.conditions import Condition
-from lamina.pde.places import no_rim, tested
-from lamina.schemes.base import VALUE
+from lamina.pde.locations import no_rim, tested
+from lamina.spaces.scheme import VALUE
 
 
 def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> bool:

@@ -34,7 +34,7 @@ from lamina.paper.coupled_levels import DIRECT_NODES, AdjointLevel, ShiftedLevel
 from lamina.paper.ghosts import Held, Rule
 from lamina.paper.interpolation import interpolation
 from lamina.progress import Update
-from lamina.schemes.base import Field, Report, Shift
+from lamina.spaces.scheme import Field, Report, Shift
 from lamina.surfaces.base import ClosestPoints, Surface
 
 

@@ -9,8 +9,8 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from lamina.band import Band, band_radius
 from lamina.geometry.lattice import Lattice
+from lamina.grid.band import Band, band_radius
 from lamina.linear.adjoint import Sparse, transposed
 from lamina.linear.assembly import plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column

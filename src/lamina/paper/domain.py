@@ -19,26 +19,26 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lamina.band import Band, band_radius
 from lamina.device import in_own_precision
 from lamina.domain import Domain
 from lamina.errors import InputError
-from lamina.learn.patches import safe_radius
+from lamina.grid.band import Band, band_radius
+from lamina.grid.sizing import Needs, check_positive
 from lamina.paper.attention import Attention, attention_extension, sampled_band
 from lamina.paper.conditions import on_coupled
+from lamina.paper.constant_diffusivity import Scaled
 from lamina.paper.coupled import Coupled
 from lamina.paper.explicit import clamp, explicit_euler
 from lamina.paper.interpolation import Lines, interpolation
 from lamina.paper.learned import LearnedCoupled
-from lamina.paper.scaled import Scaled
+from lamina.paper.patches import safe_radius
 from lamina.paper.shell import CUBIC_RADIUS, READOUTS, Shell
 from lamina.pde.boundary import Posed
 from lamina.pde.conditions import Condition
 from lamina.pde.integrators import Explicit
 from lamina.pde.variational import Coefficient, Diffusivity, is_number, positive_number
 from lamina.progress import Update, progress
-from lamina.schemes.base import Scheme
-from lamina.sizing import Needs, check_positive
+from lamina.spaces.scheme import Scheme
 from lamina.surfaces.base import Surface
 
 SCHEMES = ("coupled", "shell")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lamina.band import Band
 from lamina.geometry.triangles import dot
-from lamina.schemes.base import FLUX, VALUE
+from lamina.grid.band import Band
+from lamina.spaces.scheme import FLUX, VALUE
 from lamina.surfaces.base import Surface
 
 FARTHEST = 2.0  # times as far as the node from the rim, and its image is none

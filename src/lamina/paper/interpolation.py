@@ -7,8 +7,8 @@ import enum
 import torch
 from torch import Tensor
 
-from lamina.band import Band
 from lamina.errors import InputError
+from lamina.grid.band import Band
 from lamina.linear.adjoint import Sparse, sparse_rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lamina.band import Band
+from lamina.grid.band import Band
 
 # Second-difference weights along one axis, for the offsets -s, ..., s.
 SECOND_DIFFERENCE = {

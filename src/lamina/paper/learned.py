@@ -18,7 +18,7 @@ from lamina.linear.adjoint import System, solve
 from lamina.linear.krylov import KrylovResult, fgmres
 from lamina.paper.coupled_levels import PENALTY
 from lamina.paper.shell import Shell
-from lamina.schemes.base import Report, Shift
+from lamina.spaces.scheme import Report, Shift
 
 
 class LearnedCoupled(Shell):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lamina.band import Band
 from lamina.errors import InputError
+from lamina.grid.band import Band
 from lamina.linear.assembly import rows_to_csr
 
 NEIGHBOURS = 32

@@ -28,20 +28,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.band import Band
 from lamina.errors import InputError
+from lamina.geometry.basis import Q1
 from lamina.geometry.lattice import OCTANTS
+from lamina.grid.band import Band
+from lamina.grid.sheets import Elements
 from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import Pattern
 from lamina.paper.interpolation import cubic_or_linear_matrix, linear_stencil
 from lamina.paper.laplacian import staircase_laplacian
 from lamina.paper.rbf import rbf_matrix
 from lamina.progress import Update
-from lamina.schemes.base import Field
-from lamina.schemes.hierarchy import TraceLevel, build_levels
-from lamina.schemes.sheets import Elements
-from lamina.schemes.symmetric import Symmetric
-from lamina.spaces.basis import Q1
+from lamina.spaces.hierarchy import TraceLevel, build_levels
+from lamina.spaces.scheme import Field
+from lamina.spaces.symmetric import Symmetric
 from lamina.surfaces.base import ClosestPoints
 
 READOUTS = ("interpolation", "rbf")

@@ -12,9 +12,10 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.expression import as_data
-from lamina.geometry.neighbours import k_nearest
+from lamina.grid.cut_surface import CutSurface
+from lamina.grid.interface_curves import PolylineSeam
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
-from lamina.pde.places import (
+from lamina.pde.locations import (
     called,
     check_loop,
     find_seams,
@@ -32,11 +33,10 @@ from lamina.pde.variational import (
     tensor_field,
     variational,
 )
-from lamina.schemes.base import FLUX, FREE, VALUE, Scheme
-from lamina.schemes.cutsurface import CutSurface
-from lamina.schemes.nitsche import Asked
-from lamina.schemes.seams import PolylineSeam
-from lamina.schemes.trace import Trace
+from lamina.search.neighbours import k_nearest
+from lamina.spaces.nitsche import Asked
+from lamina.spaces.scheme import FLUX, FREE, VALUE, Scheme
+from lamina.spaces.trace import Trace
 
 Load = Callable[[float], Tensor]  # time -> what conditions add to A u
 

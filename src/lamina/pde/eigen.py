@@ -12,11 +12,11 @@ from torch import Tensor
 from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
 from lamina.errors import InputError, SolveError
+from lamina.grid.sizing import extent
 from lamina.linear.lobpcg import lobpcg
 from lamina.linear.multigrid import v_cycle
 from lamina.pde.variational import Diffusivity, variational
 from lamina.progress import progress
-from lamina.sizing import extent
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 

@@ -13,8 +13,8 @@ from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
 from lamina.errors import InputError
 from lamina.expression import as_data
-from lamina.pde.boundary import depends_on_time, posed, with_source
-from lamina.pde.conditions import Condition, Value
+from lamina.pde.boundary import posed, with_source
+from lamina.pde.conditions import Condition, Value, depends_on_time
 from lamina.pde.integrators import tr_bdf2
 from lamina.pde.poisson import default_tolerance
 from lamina.pde.resolution import lost_on_grid, roughly

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.pde.poisson import check_convergence
-from lamina.schemes.base import Scheme
+from lamina.spaces.scheme import Scheme
 
 # TR-BDF2 as a diagonally implicit Runge-Kutta method: one implicit coefficient d for both stages
 # (Hosea and Shampine 1996, "Analysis and implementation of TR-BDF2").

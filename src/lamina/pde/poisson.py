@@ -13,13 +13,13 @@ from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
 from lamina.errors import InputError, SolveError
 from lamina.expression import as_data
+from lamina.grid.sizing import extent
 from lamina.linear.krylov import KrylovResult
 from lamina.pde.boundary import posed
 from lamina.pde.conditions import Condition
 from lamina.pde.resolution import lost_on_grid, roughly
 from lamina.pde.variational import Coefficient, Diffusivity
 from lamina.progress import progress
-from lamina.sizing import extent
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 

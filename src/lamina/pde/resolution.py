@@ -11,8 +11,8 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.expression import as_data
 from lamina.geometry.triangles import dot, unit
-from lamina.schemes.base import Scheme
-from lamina.schemes.trace import Trace
+from lamina.spaces.scheme import Scheme
+from lamina.spaces.trace import Trace
 
 # A sine of three cells a wave loses about this share of its size on the grid, noise nearly all; the edge of a region
 # that is ten cells wide loses less than half of it.

@@ -10,8 +10,8 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.expression import as_data
-from lamina.quadrature import Quadrature
-from lamina.schemes.trace import Trace
+from lamina.grid.quadrature import Quadrature
+from lamina.spaces.trace import Trace
 
 # A number, values (m,) or tensors (m, 3, 3) at domain.points, a function of points with such values, or a formula.
 Diffusivity = Callable[[Tensor], Tensor] | Tensor | float | str

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures, from_level_set, from_shape_operator
-from lamina.geometry.neighbours import tangent_frames
+from lamina.fits.curvature import SurfaceFeatures, from_level_set, from_shape_operator
 from lamina.geometry.triangles import dot, unit, vertex_areas
+from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.icosphere import icosphere
 

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lamina.geometry.curvature import SurfaceFeatures, from_samples
+from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice, nodes_within
-from lamina.geometry.neighbours import k_nearest
 from lamina.geometry.triangles import dot, points_in, triangle_areas
 from lamina.linear.adjoint import Sparse, sparse_rows
+from lamina.search.neighbours import k_nearest
 
 ROWS = 2**16  # places at a time to interpolate at: what is made on the way is many times the result
 
@@ -54,7 +54,7 @@ class Surface(ABC):
     component (m,) int64: the connected component of each sample, numbered from 0.
     notes: what was repaired or assumed when the surface was made, one sentence each.
     facts: what else `lamina info` says of the surface, by name.
-    reach: smallest medial radius, where a formula gives it; otherwise lamina.sizing measures it on the samples.
+    reach: smallest medial radius, where a formula gives it; otherwise lamina.grid.sizing measures it on the samples.
     exact: whether closest points are those of the surface itself rather than of a fit to samples.
     open: whether it may have rims, where it ends.
     faceted: whether it is made of flat faces, with a crease along every edge.
@@ -79,7 +79,7 @@ class Surface(ABC):
         self.name = name or type(self).__name__.lower()
         self.notes: list[str] = []
         self.facts: dict[str, Any] = {}
-        self.thickness: tuple[NDArray, NDArray] | None = None  # filled by lamina.sizing when first asked for
+        self.thickness: tuple[NDArray, NDArray] | None = None  # filled by lamina.grid.sizing when first asked for
 
     def __repr__(self) -> str:
         parts = self.component_count

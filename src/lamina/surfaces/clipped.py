@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.neighbours import connected_pieces, k_nearest
 from lamina.geometry.tetrahedra import clip as clip_triangles
 from lamina.geometry.triangles import dot, unit, vertex_areas
 from lamina.linear.graph import components
+from lamina.search.neighbours import connected_pieces, k_nearest
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.zero_set import value_and_gradient

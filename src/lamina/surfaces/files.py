@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from lamina.errors import InputError
+from lamina.io.formats import READERS, Contents, FormatError, data_lines, numbers
 from lamina.surfaces.base import Surface
-from lamina.surfaces.formats import READERS, Contents, FormatError, data_lines, numbers
 
 if TYPE_CHECKING:
-    from lamina.surfaces.splat_files import SplatData
+    from lamina.io.splat_files import SplatData
 
 BUILT_IN = {  # module, factory and its arguments
     "sphere": ("lamina.surfaces.analytic", "Sphere"),
@@ -104,7 +104,7 @@ def _read(path: Path, kind: str, options: Any, viewpoint: Any, name: str) -> Sur
 
 
 def _splat_contents(path: Path, kind: str) -> Contents:
-    from lamina.surfaces.splat_files import SPLAT_READERS
+    from lamina.io.splat_files import SPLAT_READERS
 
     data = SPLAT_READERS[kind](path)
     return Contents(data.centres, splats=data)
@@ -125,21 +125,21 @@ def _built_in(key: str, name: str | None) -> Surface:
 
 
 def _is_sns(path: Path, kind: str) -> bool:
-    from lamina.learn.checkpoint import load_tensors
-    from lamina.learn.sns import FORMAT
+    from lamina.io.safetensor_files import load_tensors
+    from lamina.surfaces.sns import FORMAT
 
     return kind == "safetensors" and load_tensors(path, tensors=False)[1].get("format") == FORMAT
 
 
 def _spherical(path: Path, name: str) -> Surface:
-    from lamina.learn.sns import load_sns
+    from lamina.surfaces.sns import load_sns
     from lamina.surfaces.spherical_map import SphericalMap
 
     return SphericalMap(load_sns(path).double(), name=name)
 
 
 def _is_field(path: Path) -> bool:
-    from lamina.surfaces.archives import read_npz
+    from lamina.io.archives import read_npz
     from lamina.surfaces.neural_files import is_field
 
     return is_field(read_npz(path, lambda name: False)[1])
@@ -221,7 +221,7 @@ def _kind_of(path: Path) -> str:
 
 def _sniff(path: Path, head: bytes, size: int) -> str | None:
     """The format that the first bytes betray, or None."""
-    from lamina.surfaces.splat_files import sniff
+    from lamina.io.splat_files import sniff
 
     if head[:3] == b"ply" and head[3:4] in (b"\n", b"\r", b" "):
         return "ply"
@@ -257,7 +257,7 @@ def _sniff(path: Path, head: bytes, size: int) -> str | None:
 
 def _sniff_archive(path: Path) -> str:
     """What a zip archive holds, by the names of its members."""
-    from lamina.surfaces.archives import open_archive
+    from lamina.io.archives import open_archive
 
     try:
         with open_archive(path) as archive:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures, from_shape_operator
+from lamina.fits.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
-from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
+from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
 from lamina.surfaces.zero_samples import sample_zero_set
 from lamina.surfaces.zero_set import (
     carries_gradients,

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.surfaces.archives import read_npy
-from lamina.surfaces.formats import FormatError
+from lamina.io.archives import read_npy
+from lamina.io.formats import FormatError
+from lamina.io.torch_files import read_checkpoint, tensors_in
 from lamina.surfaces.neural_files import Layers, layers_of_state, resolved
-from lamina.surfaces.torch_files import read_checkpoint, tensors_in
 
 SPECS, SETTINGS = "specs.json", "settings.yaml"
 LONGEST_TEXT = 2**20

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures, from_samples
-from lamina.geometry.denoise import denoise
+from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice
-from lamina.geometry.nearest import Nearest
-from lamina.geometry.orientation import agreeing_sides
 from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit, vertex_areas
 from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.graph import components
+from lamina.search.face_orientation import agreeing_sides
+from lamina.search.nearest import Nearest
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
+from lamina.surfaces.denoise import denoise
 
 # Triangles longer than this share of the extent are cut for the search tree, whose balls they would bloat.
 LONGEST_PIECE = 1 / 48
@@ -249,7 +249,7 @@ class Mesh(Surface):
         D a difference of each vertex with its neighbours and s_i^2 its local variance, found from the mesh by empirical
         Bayes (MacKay 1992; Tipping 2001), so that creases and detail are smoothed less; first for positions, then for
         heights along normals with s such that the area is neither that of the noise nor less than the surface's: see
-        `lamina.geometry.denoise`. Rims, and edges of more than two faces, are smoothed along themselves, their ends and
+        `lamina.surfaces.denoise`. Rims, and edges of more than two faces, are smoothed along themselves, their ends and
         corners held; unused vertices stay. Gradients with respect to the vertices end here.
         Raises InputError for a noise that is no finite number >= 0.
         """

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.learn.fields import ACTIVATIONS, BOX, KINDS, OUTPUTS, Field, LatentDecoder, LevelFunction
-from lamina.surfaces.archives import read_npz
+from lamina.io.archives import read_npz
+from lamina.io.formats import FormatError
+from lamina.io.torch_files import read_checkpoint, tensors_in
 from lamina.surfaces.base import Surface
-from lamina.surfaces.formats import FormatError
+from lamina.surfaces.fields import ACTIVATIONS, BOX, KINDS, OUTPUTS, Field, LatentDecoder, LevelFunction
 from lamina.surfaces.latent_files import code_from, decoder_folder, read_decoder
 from lamina.surfaces.neural_files import Layers, build, decoder, layers_of_arrays, layers_of_state
-from lamina.surfaces.torch_files import read_checkpoint, tensors_in
 from lamina.surfaces.zero_set import value_and_gradient
 
 OWN = "lamina neural field"
@@ -142,8 +142,8 @@ def open_field(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str
     """The field in a file or folder, in float64, what that was recognised as, and what was assumed."""
     given = options.entries()
     if kind == "safetensors":
-        from lamina.learn import fields
-        from lamina.learn.checkpoint import load_tensors
+        from lamina.io.safetensor_files import load_tensors
+        from lamina.surfaces import fields
 
         tensors, metadata = load_tensors(path)
         if metadata.get("format") == fields.FORMAT:

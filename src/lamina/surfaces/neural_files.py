@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.learn.fields import ACTIVATIONS, OUTPUTS, Field, FieldConfig, LatentDecoder, Perceptron
-from lamina.surfaces.formats import FormatError
+from lamina.io.formats import FormatError
+from lamina.surfaces.fields import ACTIVATIONS, OUTPUTS, Field, FieldConfig, LatentDecoder, Perceptron
 
 DENSE = re.compile(r"(\d+)\.(\w+)\.(\w+)")
 OTHERWISE = "any torch module is a surface through Python: lamina.Implicit(module, bounds)"

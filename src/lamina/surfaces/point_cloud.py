@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures, from_jets
-from lamina.geometry.fitting import Cloud, Fit, fit_surface
+from lamina.fits.curvature import SurfaceFeatures, from_jets
+from lamina.fits.fitting import Cloud, Fit, fit_surface
+from lamina.fits.normals import orient_normals, pca_normals, signs_disagree
+from lamina.fits.outliers import distinct, off_surface, small_pieces
+from lamina.fits.project import project
+from lamina.fits.rims import Rims, find_rims
 from lamina.geometry.lattice import Blocks, Lattice, blocks_around, nodes_in_blocks
-from lamina.geometry.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
-from lamina.geometry.normals import orient_normals, pca_normals, signs_disagree
-from lamina.geometry.outliers import distinct, off_surface, small_pieces
-from lamina.geometry.project import project
-from lamina.geometry.rims import Rims, find_rims
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
+from lamina.search.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 
 FEWEST_POINTS, FEWEST_IN_COMPONENT = 20, 10

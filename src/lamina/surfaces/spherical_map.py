@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import InputError
-from lamina.geometry.curvature import SurfaceFeatures, from_fundamental_forms
+from lamina.fits.curvature import SurfaceFeatures, from_fundamental_forms
 from lamina.geometry.triangles import dot, unit, vertex_areas
 from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.icosphere import icosphere
-from lamina.surfaces.sampled import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
+from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
 
 GUESS_LEVEL = 5
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.fitting import Cloud
-from lamina.geometry.footprints import Samples, sample_surface
-from lamina.geometry.neighbours import k_nearest
+from lamina.fits.fitting import Cloud
+from lamina.fits.footprints import Samples, sample_surface
+from lamina.fits.visibility import Gaussians
 from lamina.geometry.triangles import dot
-from lamina.geometry.visibility import Gaussians
+from lamina.io.splat_files import SplatData
+from lamina.search.neighbours import k_nearest
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.point_cloud import PointCloud
-from lamina.surfaces.splat_files import SplatData
 
 FEWEST = 20
 MOST_OF_EXTENT = 0.1  # the largest scale allowed unless asked otherwise
@@ -34,7 +34,7 @@ class Splats(PointCloud):
     (w, x, y, z), opacities (n,) and colours (n, 3) in 0..1.
 
     The surface is where half the light of rays from all around is stopped, fitted over neighbourhoods as wide as the
-    Gaussians' footprints (lamina.geometry.footprints); normals are those of the fit. `points` are the feet on it of
+    Gaussians' footprints (lamina.fits.footprints); normals are those of the fit. `points` are the feet on it of
     the m Gaussians that belong to it, `kept` (m,) their numbers. `dropped` says how many others there were and why:
     not finite, faint (opacity below min_opacity), large (a scale above max_scale, default a tenth of the extent),
     round (flatness 1 - shortest / middle axis below min_flatness), apart (without neighbours), hidden (less than

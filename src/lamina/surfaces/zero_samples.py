@@ -14,7 +14,7 @@ from lamina.errors import InputError
 from lamina.geometry.tetrahedra import clip_to_box, cut_tetrahedra
 from lamina.geometry.triangles import dot, points_in, triangle_areas, triangle_normals
 from lamina.linear.graph import components, numbered
-from lamina.surfaces.sampled import even_subset, owners
+from lamina.surfaces.newton import even_subset, owners
 from lamina.surfaces.zero_set import Crossed, Function, crosses_sides, find, inside, project, roots, values, why_empty
 
 CANDIDATES = 6  # pieces for each sample, from which the samples are taken

@@ -45,7 +45,7 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         """Write it, whole or not at all."""
-        from lamina.export import atomic_write
+        from lamina.view.export import atomic_write
 
         atomic_write(path, lambda file: file.write(self.text.encode()))
         return Path(path)

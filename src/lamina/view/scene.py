@@ -17,9 +17,9 @@ from lamina.errors import InputError
 from lamina.view.colours import as_floats
 
 if TYPE_CHECKING:
-    from lamina.display import Display
     from lamina.domain import Domain
     from lamina.solution import Solution
+    from lamina.view.display import Display
 
 Reference = Callable[..., Tensor] | ArrayLike | Tensor
 SHOWN_FACTS = ("nodes", "spacing", "scheme", "order", "extension", "cycles", "steps", "residual", "drawn", "warnings")
@@ -138,7 +138,7 @@ def _states(reference: Any, solution: Solution, points: Tensor) -> NDArray:
 def grid_nodes(domain: Domain) -> Tensor:
     """Positions (k, 3) of the grid's nodes: the band, or the corners of the cells that the surface cuts."""
     from lamina.geometry.lattice import OCTANTS
-    from lamina.schemes.trace import Trace
+    from lamina.spaces.trace import Trace
 
     scheme: Any = domain.scheme
     if isinstance(scheme, Trace):

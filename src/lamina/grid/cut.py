@@ -1,0 +1,46 @@
+"""The cells that a surface cuts: which code cuts it is decided here, by its type, and nowhere else."""
+
+from __future__ import annotations
+
+from lamina.geometry.lattice import Lattice
+from lamina.grid.closest_point_cut import cut_closest_points
+from lamina.grid.cut_surface import CutSurface
+from lamina.grid.interface_curves import NO_SEAMS, LevelSeam, Seams
+from lamina.grid.level_cut import cut_level_set
+from lamina.grid.mesh_cut import cut_mesh
+from lamina.surfaces.base import Surface
+from lamina.surfaces.clipped import Clipped
+from lamina.surfaces.implicit import Implicit
+from lamina.surfaces.mesh import Mesh
+
+
+def cut_surface(
+    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, degree: int = 1
+) -> CutSurface:
+    """Exact pieces for meshes, by signs for zero sets, from closest points for everything else.
+
+    sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth. seams: curves along
+    which the surface is split. degree: of the functions on the cells, 1 or 2.
+    """
+    part = surface
+    while isinstance(surface, Clipped):
+        surface, seams = surface.base, Seams((*seams.each, LevelSeam(surface.function, cut_off=True)))
+    if isinstance(surface, Mesh):
+        return cut_mesh(surface, lattice, sheets, seams, degree)
+    if isinstance(surface, Implicit):
+        return cut_level_set(surface, lattice, sheets, seams, part, degree)
+    return cut_closest_points(surface, lattice, sheets, seams, part, degree)
+
+
+def left_out(cut: CutSurface) -> list[str]:
+    """What the user should know about the cells that the surface cuts."""
+    said = []
+    if cut.specks:
+        parts = "1 part" if cut.specks == 1 else f"{cut.specks} parts"
+        said.append(
+            f"{parts} of the surface, {cut.speck_share:.2%} of its area in all, were left out: each lies apart and is "
+            "smaller than a hundredth of the largest part. Points on them read the nearest part that was kept."
+        )
+    if cut.unresolved:
+        said.append(f"The surface is too thin or too rough for cells of spacing {cut.spacing:g}: {cut.unresolved}.")
+    return said

@@ -1,0 +1,194 @@
+"""Cut cells of a triangle mesh: exact pieces, connected sheets, and the way back from a surface point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lamina.geometry.lattice import Lattice
+from lamina.geometry.triangles import dot, triangle_normals, unit
+from lamina.grid.cut_surface import CutSurface, rule_points
+from lamina.grid.cut_triangles import cut_triangles, segments_meet_unit_cell
+from lamina.grid.interface_curves import NO_SEAMS, Seams, Sides
+from lamina.grid.quadrature import on_polygons, on_triangles
+from lamina.grid.rim import Flat
+from lamina.grid.saddle_vertices import cone_conductivity
+from lamina.grid.sheets import Elements, distinct_glue
+from lamina.linear.graph import components, members
+from lamina.surfaces.base import ClosestPoints, Surface
+from lamina.surfaces.mesh import Mesh
+
+ON_RIM = 1e-7  # cells from an edge of the mesh
+
+
+@dataclass(frozen=True)
+class Incidence:
+    """The pairs (cell, face) where a face of the mesh passes through a cell, sorted, and their element."""
+
+    key: Tensor  # (i,) int64, increasing
+    element: Tensor  # (i,) int64
+    low: Tensor  # (3,)
+    shape: Tensor  # (3,)
+    faces: int  # times the number of labels
+    lattice: Lattice | None = None
+    seams: Seams = NO_SEAMS
+
+    def make_key(self, cell: Tensor, face: Tensor) -> Tensor:
+        return pair_key(cell, face, self.low, self.shape, self.faces)
+
+    def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
+        """Element (n,) of points on faces, -1 where none is found."""
+        assert feet.face is not None
+        cell, face, labels = torch.floor(coordinate).long(), feet.face * self.seams.labels, self.seams.labels
+        if self.seams and self.lattice is not None:
+            face = face + self.seams.label(feet.points, cell, feet.normals, self.lattice)
+        at = self.position(cell, face)
+        # On the border of a cell the piece may have been counted to the neighbour, and beside a seam to its other side.
+        for label in range(-1, 0 if labels == 1 else labels):
+            lost = (at < 0).nonzero()[:, 0]
+            if not len(lost):
+                break
+            other = face[lost] if label < 0 else feet.face[lost] * labels + label
+            near = self.position(cell[lost, None] + _NEIGHBOURS.to(cell.device), other[:, None])
+            nearest = (near >= 0).int().argmax(1)  # the first neighbour that has it
+            at[lost] = near.gather(1, nearest[:, None])[:, 0]
+        return torch.where(at < 0, at, self.element[at.clamp_min(0)])
+
+    def position(self, cell: Tensor, face: Tensor) -> Tensor:
+        """Position (n,) of the pairs, -1 where there is none."""
+        return self._find(self.make_key(cell, face))
+
+    def _find(self, key: Tensor) -> Tensor:
+        at = torch.searchsorted(self.key, key).clamp_(max=len(self.key) - 1)
+        return torch.where(self.key[at] == key, at, torch.full_like(at, -1))
+
+    def partner(self, position: Tensor, face: Tensor) -> Tensor:
+        """Position of the pair of the same cell with another face, -1 where there is none."""
+        key = self.key[position]
+        return self._find(key - key % self.faces + face)
+
+
+def pair_key(cell: Tensor, face: Tensor, low: Tensor, shape: Tensor, faces: int) -> Tensor:
+    i, j, k = (cell - low).unbind(-1)
+    return ((i * shape[1] + j) * shape[2] + k) * faces + face
+
+
+_NEIGHBOURS = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)])
+_NEIGHBOURS = _NEIGHBOURS[_NEIGHBOURS.abs().sum(1).argsort(stable=True)]
+
+
+def cut_mesh(
+    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, degree: int = 1
+) -> CutSurface:
+    """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
+    assert isinstance(surface, Mesh)
+    assert surface.faces is not None
+    corners = surface.positions[surface.faces]
+    pieces, face, cell = cut_triangles((corners - lattice.origin) / lattice.spacing)
+    pieces = lattice.origin + lattice.spacing * pieces
+    rim = _rim_edges(surface, pieces.detach(), face, lattice.spacing)
+    shape, all_cells, all_faces = Flat(pieces), cell, face
+    seam_sides = None
+    pair_face_label = face
+    if seams:
+        parts, seam_sides = seams.split(shape.place, cell, surface.face_normals[face], lattice)
+        pieces = torch.bmm(parts.corners, pieces[parts.source])
+        cell, pair_face_label = cell[parts.source], face[parts.source] * seams.labels + parts.label
+    low = cell.amin(0) - 2
+    shape_of = cell.amax(0) + 3 - low
+    count = len(corners) * seams.labels
+    piece_key = pair_key(cell, pair_face_label, low, shape_of, count)
+    key, pair_of_piece = torch.unique(piece_key, return_inverse=True)
+    pair_cell = torch.empty(len(key), 3, dtype=torch.int64, device=key.device)
+    pair_cell[pair_of_piece] = cell
+    pair_face = key % count
+    pairs = Incidence(key, torch.empty(0, dtype=torch.int64), low, shape_of, count, lattice, seams)
+    element_of_pair = components(len(key), *_within_cells(surface, lattice, pairs, pair_cell, pair_face))
+    elements_cell = torch.empty(int(element_of_pair.max()) + 1, 3, dtype=torch.int64, device=key.device)
+    elements_cell[element_of_pair] = pair_cell
+    glue = _across_cells(pairs, pair_cell, pair_face, element_of_pair)
+    elements = Elements(elements_cell, glue, len(elements_cell))
+    face_normals = triangle_normals(corners) if surface.tracked else surface.face_normals
+    own_face = torch.div(pair_face, seams.labels, rounding_mode="floor")
+    normals = face_normals[own_face]
+    per_piece = rule_points(degree)
+    if degree == 1:
+        quadrature, pair = on_polygons(pieces, pair_of_piece, normals), torch.arange(len(pair_cell), device=cell.device)
+    else:
+        quadrature, pair = on_triangles(pieces, normals[pair_of_piece], per_piece), pair_of_piece
+    element = element_of_pair[pair].repeat_interleave(per_piece)
+    incidence = replace(pairs, element=element_of_pair)
+
+    def find(piece: Tensor, x: Tensor) -> Tensor:
+        here, on = all_cells[piece], all_faces[piece]
+        label = seams.label(x, here, surface.face_normals[on], lattice) if seams else 0
+        at = pairs.position(here, on * seams.labels + label)
+        return torch.where(at < 0, at, element_of_pair[at.clamp_min(0)])
+
+    sides = rim if seam_sides is None else Sides.join([seams.trimmed(rim, shape.place), seam_sides], pieces)
+    cut = CutSurface.build(
+        lattice, elements, quadrature, element, incidence, sheets, sides, shape, find,
+        degree=degree, per_piece=per_piece,
+    )  # fmt: skip
+    conductivity = cone_conductivity(surface, cut) if degree == 1 else None
+    return replace(cut, conductivity=conductivity, face=own_face[pair].repeat_interleave(per_piece))
+
+
+def _rim_edges(surface: Mesh, pieces: Tensor, face: Tensor, spacing: float) -> Sides:
+    """The edges of pieces (p, 3, 3) of faces (p,) that lie on an edge of the mesh with one face only."""
+    assert surface.faces is not None
+    open_ = surface.rim_edges  # (f, 3)
+    rows = open_[face].any(1).nonzero()[:, 0]
+    corner = surface.points[surface.faces[face[rows]]]
+    found: list[Sides] = []
+    eye = torch.eye(3, dtype=pieces.dtype, device=pieces.device)
+    for side in range(3):
+        # Height of the pieces' corners over that edge of their face.
+        a, b = corner[:, side], corner[:, (side + 1) % 3]
+        across = torch.linalg.cross(surface.face_normals[face[rows]], unit(b - a))
+        height = dot(pieces[rows] - a[:, None], across[:, None]).abs()
+        on = (height < ON_RIM * spacing) & open_[face[rows], side][:, None]
+        for i in range(3):
+            here = rows[on[:, i] & on[:, (i + 1) % 3]]
+            ends = torch.stack([eye[i], eye[(i + 1) % 3], eye[(i + 2) % 3]]).expand(len(here), 3, 3)
+            found.append(Sides(here, ends, torch.full_like(here, -1)))
+    return Sides.join(found, pieces)
+
+
+def _within_cells(
+    surface: Mesh, lattice: Lattice, pairs: Incidence, cell: Tensor, face: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
+    ends, first, second = surface.face_adjacency
+    left, right = [], []
+    labels = pairs.seams.labels
+    for label in range(labels):
+        a, edge = members(face, pairs.faces, first * labels + label)
+        b = pairs.partner(a, second[edge] * labels + label)
+        both = (b >= 0).nonzero()[:, 0]
+        a, b, edge = a[both], b[both], edge[both]
+        start, end = ((ends[edge, i] - lattice.origin) / lattice.spacing - cell[a] for i in (0, 1))
+        meets = segments_meet_unit_cell(start, end)
+        left.append(a[meets])
+        right.append(b[meets])
+    return torch.cat(left), torch.cat(right)
+
+
+def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Glue: a triangle in two neighbouring cells crosses their common face, triangles and cells being convex."""
+    a, b, axes = [], [], []
+    labels = pairs.seams.labels
+    whole = torch.div(face, labels, rounding_mode="floor") * labels
+    for one, other in pairs.seams.pairs():
+        own = (face % labels == one).nonzero()[:, 0]
+        for axis in range(3):
+            step = torch.zeros(3, dtype=torch.int64, device=cell.device)
+            step[axis] = 1
+            at = pairs.position(cell[own] + step, whole[own] + other)
+            here = (at >= 0).nonzero()[:, 0]
+            a.append(element[own[here]])
+            b.append(element[at[here]])
+            axes.append(torch.full_like(here, axis))
+    return distinct_glue(torch.cat(a), torch.cat(b), torch.cat(axes), int(element.max()) + 1)

@@ -1,0 +1,189 @@
+"""One call for every method, lamina's own and those it is compared with.
+
+    lamina.baselines.solve(surface, f, "fem").values
+    lamina.baselines.heat(surface, u0, 0.1, "cpm", spacing=0.05).values
+
+| method | what it is |
+|---|---|
+| fem | linear elements on the surface's triangles, cotangent stiffness, consistent mass (`fem.py`) |
+| fem-robust | the same with the matrices of robust_laplacian |
+| cpm | the paper's closest point method: polynomial re-extension, then a solve on the shell (`paper/shell.py`) |
+| closest-point | E L u - gamma (I - E) u = E f, solved by multigrid; order 4 on smooth surfaces, otherwise 2 |
+| cpm-coupled | the same of order 2, as in textbooks |
+| attention | the paper's: learned extension, then a solve on the shell |
+| neural | lamina with its learned operator for samples |
+| trace, order-3, auto | lamina at order 2, at order 3, and as it comes |
+| a trained `gino.GINO` | a neural operator; Poisson on closed surfaces only |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lamina.domain import Domain
+from lamina.errors import InputError
+from lamina.paper.baselines.fem import SurfaceFEM
+from lamina.paper.domain import BandDomain
+from lamina.pde.conditions import Condition, Dirichlet, Neumann
+from lamina.pde.heat import heat as diffuse
+from lamina.pde.poisson import poisson as solve_poisson
+from lamina.surfaces.base import Surface
+from lamina.surfaces.point_cloud import PointCloud
+
+Field = Callable[[Tensor], Tensor] | Tensor | float
+Conditions = Sequence[Condition] | Condition | None
+
+DOMAINS: dict[str, tuple[type[Domain], dict[str, Any]]] = {
+    "cpm": (BandDomain, {"scheme": "shell"}),
+    "closest-point": (BandDomain, {"scheme": "coupled"}),
+    "cpm-coupled": (BandDomain, {"scheme": "coupled", "order": 2}),
+    "attention": (BandDomain, {"extension": "attention"}),
+    "neural": (Domain, {"extension": "neural"}),
+    "trace": (Domain, {"order": 2}),
+    "order-3": (Domain, {"order": 3}),
+    "auto": (Domain, {}),
+}
+METHODS = ("fem", "fem-robust", *DOMAINS)
+
+
+class Operator(Protocol):
+    """A trained network that gives u for f on a surface."""
+
+    def poisson(self, surface: Surface, f: Field) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """values (n,) at surface.points, from how many unknowns, in how many seconds with the geometry's counted in."""
+
+    values: Tensor
+    unknowns: int
+    seconds: float
+    facts: dict[str, Any]
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "unknowns": self.unknowns, **self.facts}
+
+
+def solve(
+    surface: Surface,
+    f: Field,
+    method: str | Operator,
+    conditions: Conditions = None,
+    *,
+    spacing: float | None = None,
+    device: str = "cpu",
+    **options: Any,
+) -> Answer:
+    """Lap u = f by a method of `METHODS` or a trained operator, as `lamina.poisson`: zero mean where nothing holds u.
+
+    options: further ones of Domain, or of SurfaceFEM. Raises InputError for an unknown method, or a mesh method on a
+    surface without triangles; what the method itself raises.
+    """
+    start = perf_counter()
+    if not isinstance(method, str):
+        if conditions is not None or options:
+            raise InputError("A trained operator takes neither conditions nor options; leave them out.")
+        values = method.poisson(surface, f)
+        return Answer(values, len(values), perf_counter() - start, {})
+    if method.startswith("fem"):
+        fem, right = _fem(method, surface, **options), _values(surface, f)
+        held, value, flux = _on_rim(fem, surface, conditions)
+        u = fem.dirichlet(right, held, value, flux=flux) if held.any() else fem.poisson(right, flux=flux)
+        return Answer(torch.from_numpy(u), len(u), perf_counter() - start, {"scheme": "fem", "solver": fem.solver})
+    domain = _domain(method, surface, spacing, device, options)
+    u = solve_poisson(domain, f, conditions, show_progress=False, raise_on_failure=False)
+    return _answer(u, start)
+
+
+def heat(
+    surface: Surface,
+    u0: Field,
+    time: float,
+    method: str,
+    conditions: Conditions = None,
+    *,
+    steps: int | None = None,
+    spacing: float | None = None,
+    device: str = "cpu",
+    **options: Any,
+) -> Answer:
+    """du/dt = Lap u for a time, by a method of `METHODS`, as `lamina.heat`. steps: of FEM, 100 unless given."""
+    start = perf_counter()
+    if not isinstance(method, str):
+        raise InputError(f"heat knows methods by name: {', '.join(METHODS)}; a trained operator solves Poisson alone.")
+    if method.startswith("fem"):
+        fem = _fem(method, surface, **options)
+        held, value, flux = _on_rim(fem, surface, conditions)
+        if flux is not None:
+            raise InputError("heat by FEM knows rims that are free or held, no flux; use another method.")
+        fixed = {"held": held, "values": value} if held.any() else {}
+        u = fem.heat(_values(surface, u0), time, steps or 100, **fixed)
+        return Answer(torch.from_numpy(u), len(u), perf_counter() - start, {"scheme": "fem", "solver": fem.solver})
+    domain = _domain(method, surface, spacing, device, options)
+    return _answer(diffuse(domain, u0, time, conditions, steps=steps, show_progress=False), start)
+
+
+def _answer(u: Any, start: float) -> Answer:
+    values = u.values.cpu()
+    facts = {"scheme": u.domain.scheme.name, "spacing": u.domain.spacing, "cycles": u.cycles, "residual": u.residual}
+    if u.steps:
+        facts["steps"] = u.steps
+    return Answer(values, u.domain.unknowns, perf_counter() - start, facts)
+
+
+def _domain(method: str, surface: Surface, spacing: float | None, device: str, options: dict[str, Any]) -> Domain:
+    if method not in DOMAINS:
+        raise InputError(f"Unknown method {method!r}; known: {', '.join(METHODS)}, or a trained operator.")
+    made, chosen = DOMAINS[method][0], DOMAINS[method][1] | options
+    if "extension" not in chosen and method != "auto":
+        chosen["extension"] = "jet" if isinstance(surface, PointCloud) else "closest-point"
+    return made(surface, spacing, device=device, show_progress=False, **chosen)
+
+
+def _fem(method: str, surface: Surface, **options: Any) -> SurfaceFEM:
+    if surface.faces is None:
+        raise InputError(f"method {method!r} needs triangles, and this {surface.representation} has none; use a mesh.")
+    if method not in METHODS:
+        raise InputError(f"Unknown method {method!r}; known: {', '.join(METHODS)}, or a trained operator.")
+    points, faces = surface.points.cpu().numpy(), surface.faces.cpu().numpy()
+    return SurfaceFEM(points, faces, robust=method == "fem-robust", **options)
+
+
+def _values(surface: Surface, f: Field) -> np.ndarray:
+    """f (n,) at the surface's points."""
+    points = surface.points.cpu().double()
+    found = f(points) if callable(f) else torch.as_tensor(f).cpu().double()
+    return np.ascontiguousarray(found.expand(len(points)).numpy())
+
+
+def _on_rim(
+    fem: SurfaceFEM, surface: Surface, conditions: Conditions
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Where u is held (n,), at which values (n,), and the flux (n,) or None."""
+    held, value = np.zeros_like(fem.rim), np.zeros(len(fem.rim))
+    flux = None
+    given = [] if conditions is None else [conditions] if isinstance(conditions, Condition) else list(conditions)
+    for c in given:
+        if c.where == "rim":
+            where = fem.rim
+        elif c.test is not None:
+            where = fem.rim & c.test(surface.points).cpu().numpy().astype(bool)
+        else:
+            raise InputError(f'FEM knows conditions on "rim" or on the rim where a function holds, got {c.where!r}.')
+        values: Any = c.value
+        if type(c) is Dirichlet:
+            held, value = held | where, np.where(where, _values(surface, values), value)
+        elif type(c) is Neumann:
+            flux = np.where(where, _values(surface, values), 0.0 if flux is None else flux)
+        else:
+            raise InputError(f"FEM knows Dirichlet and Neumann conditions, got {c.name}.")
+    return held, value, flux

@@ -1,0 +1,41 @@
+"""The weights of the network of fits, in files and as they come with lamina."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lamina.errors import InputError
+from lamina.io.safetensor_files import load_tensors, save_tensors
+from lamina.reconstruction.fit_network import FitConfig, FitNetwork
+
+SHIPPED = "neural.safetensors"
+FORMAT = "lamina fit network 1"
+
+
+def save_fit_network(path: str | Path, network: FitNetwork, **notes: Any) -> Path:
+    """Write the network of the learned operator with its configuration and notes."""
+    return save_tensors(path, network.state_dict(), {"format": FORMAT, "config": network.config.as_dict(), **notes})
+
+
+def load_fit_network(path: str | Path) -> FitNetwork:
+    """The network of the learned operator in a file."""
+    tensors, metadata = load_tensors(path)
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path} holds no network of fits but {metadata.get('format', 'something unnamed')!r}.")
+    try:
+        config = metadata["config"]
+        network = FitNetwork(FitConfig(**{**config, "neighbours": tuple(config["neighbours"])}))
+        network.load_state_dict(tensors)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise InputError(f"{path} does not fit its own configuration: {error}.") from error
+    return network
+
+
+@cache
+def shipped_fit_network() -> FitNetwork:
+    """The network of the learned operator that comes with lamina, trained on the Spike by `lamina train`."""
+    with resources.as_file(resources.files("lamina.reconstruction") / SHIPPED) as path:
+        return load_fit_network(path).requires_grad_(False)
