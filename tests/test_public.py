@@ -19,10 +19,6 @@ def test_every_recorded_name_has_its_parameters():
         assert not missing or "options" in found[name], f"{name} lost {sorted(missing)}"
 
 
-def test_names_that_are_new_are_recorded():
-    assert not set(public.names()) - set(RECORDED)
-
-
 def warned(name: str) -> bool:
     """Whether the old name still gives something, with a FutureWarning."""
     room, _, rest = name.rpartition(".")

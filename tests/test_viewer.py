@@ -25,7 +25,7 @@ from lamina.view.colours import CONTROLS
 from lamina.view.normals import corner_normals
 from lamina.view.page import MISSING, _template, page
 from lamina.view.render import render
-from lamina.view.scene import Scene, grid_nodes, read_scene, scene_of
+from lamina.view.scene import Scene, grid_nodes, read_scene
 from schemes import of_scheme
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -201,16 +201,16 @@ def test_frames_are_equally_spaced_from_the_initial_state(flow):
 
 
 def test_a_solution_can_be_compared_with_functions_values_and_solutions(flow):
-    exact = scene_of(flow, flow.drawn, reference=lambda x, t: np.exp(-2 * t) * x[:, 0])
+    exact = flow.scene(reference=lambda x, t: np.exp(-2 * t) * x[:, 0])
     assert exact.reference is not None
     assert np.abs(exact.values - exact.reference).max() < 2e-3
-    same = scene_of(flow, flow.drawn, reference=flow)
+    same = flow.scene(reference=flow)
     np.testing.assert_array_equal(same.values, same.reference)
-    last = scene_of(flow, flow.drawn, reference=flow.values).reference
+    last = flow.scene(reference=flow.values).reference
     assert last is not None
     np.testing.assert_array_equal(last[0], flow.values)
     other = lamina.heat(lamina.Domain(lamina.Sphere(level=2), 0.25), lambda x: x[:, 0], 0.1, frames=5, accuracy=1e-3)
-    elsewhere = scene_of(flow, flow.drawn, reference=other).reference
+    elsewhere = flow.scene(reference=other).reference
     assert elsewhere is not None
     assert np.abs(elsewhere - exact.reference).max() < 2e-2  # that grid is coarse
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,10 +41,6 @@ from lamina.spaces.scheme import Scheme
 from lamina.spaces.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
 
-if TYPE_CHECKING:
-    from lamina.pde.boundary import Posed
-    from lamina.pde.conditions import Condition
-    from lamina.pde.integrators import Explicit
 
 class Domain:
     """A surface with its grid: cut cells, functions on them, operators and hierarchy.
@@ -274,14 +270,6 @@ class Domain:
             here, there = self.scheme.from_places(), self._from_points(self.scheme.places)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 
-    def posed(self, conditions: list[Condition], diffusivity: object, screening: object) -> Posed | None:
-        """How a scheme of its own keeps conditions and coefficients; None: as functions on cut cells do."""
-        return None
-
-    def explicit(self, conditions: Sequence[Condition] | Condition | None) -> Explicit:
-        """The integrator of explicit steps, which holds conditions in its own way."""
-        raise InputError('Functions on cut cells take implicit steps; leave method="euler" out.')
-
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Domain:
         """This surface, grid and scheme on another device or in another precision: built anew, unless nothing changes.
 
@@ -306,6 +294,11 @@ class Domain:
     def cut_along(self, seams: Seams) -> CutSurface:
         """The cells of this domain's lattice cut by its surface, split along seams."""
         return cut_surface(self.geometry, self.lattice, seams=seams, degree=self.cut.degree)
+
+    def as_trace(self) -> Domain:
+        """Of version 0.1: every domain is made of functions on cut cells now."""
+        warnings.warn("as_trace() goes with the next release: leave it out.", FutureWarning, stacklevel=2)
+        return self
 
     def with_scheme(self, scheme: Scheme) -> Domain:
         """This domain with other operators, on the same surface and lattice."""

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.spaces.trace import Trace
+from lamina.view.colours import as_floats
 from lamina.view.display import Display, display, own_points
 
 if TYPE_CHECKING:
     from lamina.domain import Domain
-    from lamina.pde.boundary import Kept
     from lamina.view.page import Page
+    from lamina.view.scene import Scene
+
+
+class Kept(Protocol):
+    """What the conditions of a solve say about its solution."""
+
+    @property
+    def regions(self) -> tuple[int, ...]:
+        """Numbers of the conditions that hold the values on a part of the surface."""
+        ...
+
+    def fluxes(self, u: Tensor, time: float, /) -> Tensor:
+        """What enters (c,) through each condition, for unknowns u (n,)."""
+        ...
+
+    def hold(self, points: Tensor, values: Tensor, time: float) -> Tensor:
+        """Values at points (n, 3), with exactly those that a part of the surface is held at."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -196,11 +217,57 @@ class Solution:
         options: view, map, low, high, height, name, unit, time_unit as in lamina.view.page.page.
         """
         from lamina.view.page import page
-        from lamina.view.scene import scene_of
 
-        shown = self._shown(refine)
-        scene = scene_of(self, shown, reference=reference, reference_name=reference_name, title=title, band=band)
+        scene = self.scene(reference=reference, reference_name=reference_name, title=title, band=band, refine=refine)
         return page(scene, **options)
+
+    def scene(
+        self,
+        *,
+        reference: Any = None,
+        reference_name: str = "reference",
+        title: str | None = None,
+        band: bool = True,
+        refine: bool = True,
+    ) -> Scene:
+        """What there is to look at, as arrays: the triangles or points that are shown, the field on them at all times,
+        the reference beside it. Arguments as in `page`."""
+        from lamina.view.scene import SHOWN_FACTS, Scene, grid_nodes
+
+        shown, report = self._shown(refine), self.report()
+        facts = {key: report[key] for key in SHOWN_FACTS if key in report}
+        scene = Scene(
+            title or self._title({}),
+            as_floats(shown.points),
+            as_floats(shown.values),
+            self.times,
+            None if shown.faces is None else as_floats(shown.faces).astype(np.int64),
+            as_floats(shown.normals),
+            band=as_floats(grid_nodes(self.domain)) if band else None,
+            facts=facts if shown.note is None else facts | {"drawn": shown.note},
+        )
+        return scene if reference is None else scene.beside(self._states_of(reference, shown.points), reference_name)
+
+    def _states_of(self, reference: Any, points: Tensor) -> NDArray:
+        """Values (s, n) or (n,) at the points (n, 3) that are shown of a reference: another solution, a function of
+        points (and time), or values, at these or at domain.points."""
+        domain = self.domain
+        if isinstance(reference, Solution):
+            states = reference.unknowns if len(reference.times) == len(self.times) else reference.unknowns[-1:]
+            same = reference.domain.points
+            if same.shape == points.shape and torch.equal(same.to(points), points):
+                return as_floats(torch.stack([reference.domain.readout @ u for u in states]))
+            return as_floats(torch.stack([reference.domain.evaluate(u, points) for u in states]))
+        if callable(reference):
+            function: Callable[..., Any] = reference
+            if self.times != (0.0,):
+                return np.stack([as_floats(function(points, t)) for t in self.times])
+            return as_floats(function(points))
+        values = as_floats(reference)
+        if values.shape[-1] == len(domain.points) != len(points):
+            given = torch.as_tensor(values).to(points)
+            return as_floats(domain.surface.interpolate(given.reshape(-1, len(domain.points)).T, points).T)
+        return values
 
     def show(self, **options: Any) -> None:
         """Look at the field: in a notebook in place, otherwise in the browser. Options as in `page`."""
@@ -209,10 +276,9 @@ class Solution:
         show(self.page(**options), self.domain.surface.name)
 
     def _repr_html_(self) -> str:
-        from lamina.view.scene import scene_of
         from lamina.view.still import still_html
 
-        return still_html(scene_of(self, self.drawn, band=False))
+        return still_html(self.scene(band=False))
 
     def _title(self, options: dict[str, Any]) -> str:
         return f"{options.get('name', 'u')} on {self.domain.surface.name}"

@@ -10,7 +10,7 @@ from lamina.linear.krylov import KrylovResult
 from lamina.spaces.scheme import Report, Shift
 
 
-class Scaled:
+class ConstantDiffusivity:
     """M du/dt = a A u + load for a scheme of A and M. A `Scheme`; a > 0: a number, or a tensor () with gradients."""
 
     def __init__(self, scheme: Any, factor: float | Tensor):

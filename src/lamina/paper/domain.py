@@ -22,21 +22,23 @@ from torch import Tensor
 from lamina.device import in_own_precision
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.expression import as_data
 from lamina.grid.band import Band, band_radius
 from lamina.grid.sizing import Needs, check_positive
 from lamina.paper.attention import Attention, attention_extension, sampled_band
 from lamina.paper.conditions import on_coupled
-from lamina.paper.constant_diffusivity import Scaled
+from lamina.paper.constant_diffusivity import ConstantDiffusivity
 from lamina.paper.coupled import Coupled
 from lamina.paper.explicit import clamp, explicit_euler
 from lamina.paper.interpolation import Lines, interpolation
 from lamina.paper.learned import LearnedCoupled
 from lamina.paper.patches import safe_radius
 from lamina.paper.shell import CUBIC_RADIUS, READOUTS, Shell
-from lamina.pde.boundary import Posed
-from lamina.pde.conditions import Condition
+from lamina.pde.boundary import Posed, posed, what_needs_cells
+from lamina.pde.conditions import Condition, checked
+from lamina.pde.heat import explicit_steps
 from lamina.pde.integrators import Explicit
-from lamina.pde.variational import Coefficient, Diffusivity, is_number, positive_number
+from lamina.pde.variational import Coefficient, Diffusivity, baseline_refuses, is_number, positive_number
 from lamina.progress import Update, progress
 from lamina.spaces.scheme import Scheme
 from lamina.surfaces.base import Surface
@@ -148,25 +150,6 @@ class BandDomain(Domain):
         found = attention_extension(band, radius, samples, learned, network, update)
         return made(band, found.matrix, True, geometry.component_count, update, readout=readout), found.warnings
 
-    def posed(
-        self, conditions: list[Condition], diffusivity: Diffusivity | None, screening: Coefficient | None
-    ) -> Posed | None:
-        """What this scheme keeps by itself: conditions on rims, a diffusivity that is a number. None: it cannot."""
-        if screening is not None:
-            return None
-        if not conditions:
-            if diffusivity is None:
-                return Posed(self, self.scheme, None)
-            if isinstance(self.scheme, Coupled) and is_number(diffusivity):
-                return Posed(self, cast(Scheme, Scaled(self.scheme, positive_number(diffusivity))), None)
-            return None
-        if diffusivity is None and isinstance(self.scheme, Coupled):
-            return on_coupled(self, self.scheme, conditions)
-        return None
-
-    def explicit(self, conditions: Sequence[Condition] | Condition | None) -> Explicit:
-        return partial(explicit_euler, hold=clamp(self, conditions))
-
     def _again(self, device: torch.device | str, dtype: torch.dtype) -> Domain:
         return BandDomain(
             self.surface, self.spacing, scheme=self.scheme.name, order=self.order,
@@ -177,6 +160,34 @@ class BandDomain(Domain):
     @property
     def _kind(self) -> str:
         return f"{self.scheme.name} scheme, order {self.order}, extension {self.extension}"
+
+
+@posed.register
+def band_posed(
+    domain: BandDomain,
+    conditions: Sequence[Condition] | Condition | None,
+    diffusivity: Diffusivity | None,
+    screening: Coefficient | None = None,
+) -> Posed:
+    """What a band's scheme keeps by itself: conditions on rims, a diffusivity that is a number."""
+    asked = checked(conditions)
+    diffusivity = None if diffusivity is None else as_data(diffusivity, "the diffusivity")
+    scheme: Any = domain.scheme
+    if screening is None and not asked:
+        if diffusivity is None:
+            return Posed(domain, scheme, None)
+        if isinstance(scheme, Coupled) and is_number(diffusivity):
+            return Posed(domain, cast(Scheme, ConstantDiffusivity(scheme, positive_number(diffusivity))), None)
+    if asked and screening is None and diffusivity is None and isinstance(scheme, Coupled):
+        found = on_coupled(domain, scheme, asked)
+        if found is not None:
+            return found
+    raise baseline_refuses(domain, what_needs_cells(diffusivity, screening))
+
+
+@explicit_steps.register
+def band_explicit_steps(domain: BandDomain, conditions: Sequence[Condition] | Condition | None) -> Explicit:
+    return partial(explicit_euler, hold=clamp(domain, conditions))
 
 
 def _check(

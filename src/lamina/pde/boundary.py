@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 
 import torch
 from torch import Tensor
@@ -71,6 +71,7 @@ class Posed:
     kept: Kept | None = None  # None where nothing was asked
 
 
+@singledispatch
 def posed(
     domain: Domain,
     conditions: Sequence[Condition] | Condition | None,
@@ -79,26 +80,27 @@ def posed(
 ) -> Posed:
     """The domain with operators that keep the conditions, with a diffusivity and a screening that varies.
 
+    Other kinds of domains register how they keep conditions: `posed.register`.
     Raises InputError for conditions that hold nowhere, or two of which hold at one place.
     """
     asked = checked(conditions)
     diffusivity = None if diffusivity is None else as_data(diffusivity, "the diffusivity")
-    own = domain.posed(asked, diffusivity, screening)
-    if own is not None:
-        return own
-    if diffusivity is not None:
-        what = "a diffusivity"
-    elif screening is not None:
-        what = "a screening that varies"
-    else:
-        what = "conditions on curves, points or parts of a surface"
-    scheme = variational(domain, None, what)
+    scheme = variational(domain, None, what_needs_cells(diffusivity, screening))
     if asked:
         return _with_conditions(domain, scheme, asked, diffusivity, screening)
     if diffusivity is None and screening is None:
         return Posed(domain, scheme, None)
     coefficient, reaction = _coefficients(domain, scheme.cut, diffusivity, screening)
     return Posed(domain, Trace(scheme.cut, coefficient, screening=reaction), None)
+
+
+def what_needs_cells(diffusivity: Diffusivity | None, screening: Coefficient | None) -> str:
+    """What only functions on cut cells can keep, for messages."""
+    if diffusivity is not None:
+        return "a diffusivity"
+    if screening is not None:
+        return "a screening that varies"
+    return "conditions on curves, points or parts of a surface"
 
 
 def _coefficients(

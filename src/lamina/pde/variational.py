@@ -26,13 +26,18 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> T
     """
     scheme = domain.scheme
     if not isinstance(scheme, Trace):
-        raise InputError(
-            f"{what} needs functions on cut cells, and this domain is of the {scheme.name} scheme, a baseline; use "
-            "lamina.Domain(surface, order=2 or 3)."
-        )
+        raise baseline_refuses(domain, what)
     if diffusivity is None:
         return scheme
     return Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
+
+
+def baseline_refuses(domain: Domain, what: str) -> InputError:
+    """The error for what a baseline's domain cannot do."""
+    return InputError(
+        f"{what} needs functions on cut cells, and this domain is of the {domain.scheme.name} scheme, a baseline; use "
+        "lamina.Domain(surface, order=2 or 3)."
+    )
 
 
 def is_number(data: Diffusivity | None) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +17,7 @@ from lamina.view.colours import as_floats
 
 if TYPE_CHECKING:
     from lamina.domain import Domain
-    from lamina.solution import Solution
-    from lamina.view.display import Display
 
-Reference = Callable[..., Tensor] | ArrayLike | Tensor
 SHOWN_FACTS = ("nodes", "spacing", "scheme", "order", "extension", "cycles", "steps", "residual", "drawn", "warnings")
 
 
@@ -83,56 +79,6 @@ class Scene:
         if len(other) == 1:
             other = np.repeat(other, len(self.times), axis=0)
         return replace(self, reference=other, reference_name=name)
-
-
-def scene_of(
-    solution: Solution,
-    shown: Display,
-    *,
-    title: str | None = None,
-    reference: Solution | Reference | None = None,
-    reference_name: str = "reference",
-    band: bool = True,
-) -> Scene:
-    """A solution as a scene, by the triangles or points that are shown; arguments as in `Solution.page`."""
-    domain = solution.domain
-    report = solution.report()
-    facts = {key: report[key] for key in SHOWN_FACTS if key in report}
-    scene = Scene(
-        title or f"u on {domain.surface.name}",
-        as_floats(shown.points),
-        as_floats(shown.values),
-        solution.times,
-        None if shown.faces is None else as_floats(shown.faces).astype(np.int64),
-        as_floats(shown.normals),
-        band=as_floats(grid_nodes(domain)) if band else None,
-        facts=facts if shown.note is None else facts | {"drawn": shown.note},
-    )
-    return scene if reference is None else scene.beside(_states(reference, solution, shown.points), reference_name)
-
-
-def _states(reference: Any, solution: Solution, points: Tensor) -> NDArray:
-    """Values (s, n) or (n,) at the points (n, 3) that are shown of a reference: another solution, a function of points
-    (and time), or values, at these or at domain.points."""
-    from lamina.solution import Solution
-
-    domain = solution.domain
-    if isinstance(reference, Solution):
-        states = reference.unknowns if len(reference.times) == len(solution.times) else reference.unknowns[-1:]
-        same = reference.domain.points
-        if same.shape == points.shape and torch.equal(same.to(points), points):
-            return as_floats(torch.stack([reference.domain.readout @ u for u in states]))
-        return as_floats(torch.stack([reference.domain.evaluate(u, points) for u in states]))
-    if callable(reference):
-        function: Callable[..., Any] = reference
-        if solution.times != (0.0,):
-            return np.stack([as_floats(function(points, t)) for t in solution.times])
-        return as_floats(function(points))
-    values = as_floats(reference)
-    if values.shape[-1] == len(domain.points) != len(points):
-        given = torch.as_tensor(values).to(points)
-        return as_floats(domain.surface.interpolate(given.reshape(-1, len(domain.points)).T, points).T)
-    return values
 
 
 def grid_nodes(domain: Domain) -> Tensor:
