@@ -295,8 +295,8 @@ class Domain:
         """The cells of this domain's lattice cut by its surface, split along seams."""
         return cut_surface(self.geometry, self.lattice, seams=seams, degree=self.cut.degree)
 
-    def as_trace(self) -> Domain:
-        """Of version 0.1: every domain is made of functions on cut cells now."""
+    def as_trace(self, reason: str = "") -> Domain:
+        """Of version 0.1, where it had a reason: every domain is made of functions on cut cells now."""
         warnings.warn("as_trace() goes with the next release: leave it out.", FutureWarning, stacklevel=2)
         return self
 
