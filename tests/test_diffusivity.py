@@ -265,7 +265,7 @@ INDEFINITE = torch.diag(torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64))
         (torch.ones(162, 3), r"the diffusivity has shape \(162, 3\); expected \(162,\)"),
         (torch.ones(7, 3, 3), r"has shape \(7, 3, 3\); expected \(162,\) or \(162, 3, 3\), one value for each of"),
         (torch.full((162,), torch.nan), "the diffusivity is not finite at 162 of 162 points"),
-        (lambda x: x, r"the diffusivity returned \(\d+, 3\) for \d+ points; expected \(\d+,\) or \(\d+, 3, 3\)"),
+        (lambda x: x, r"returned \(\d+, 3\) for \d+ points; expected a tensor of shape \(\d+,\) or \(\d+, 3, 3\)"),
         (lambda x: 1.0, r"the diffusivity returned float for \d+ points; expected"),
         (everywhere(SKEW), r"the diffusivity must be symmetric \(3, 3\) tensors"),
         (everywhere(INDEFINITE), "the diffusivity must be positive semidefinite, got an eigenvalue of -1"),

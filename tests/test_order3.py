@@ -384,3 +384,10 @@ def test_where_a_surface_turns_back_within_a_cell_each_side_is_read():
     points = surface.sample(5000, 0).points
     # Read from the other side, a height is wrong by up to 0.16.
     assert float((domain.evaluate(height, points) - points[:, 2]).abs().max()) < 0.04
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_statistics_give_the_integral_of_the_function_that_was_solved(order):
+    u = lamina.poisson(lamina.Domain(lamina.Torus(1.0, 0.4), 0.25, order=order), "1 + x + z^2", screening=1.0)
+    exact = float(u.domain.scheme.mass_of_one @ u.unknowns[0])
+    assert u.statistics()["integral"] == pytest.approx(exact, rel=1e-11)

@@ -1,4 +1,4 @@
-"""Rims and seams: where surfaces end, are cut off or split; their lengths, tangents and loops, and what they keep."""
+"""Rims and curves: where surfaces end, are cut off or split; their lengths, tangents and loops, and what they keep."""
 
 import math
 from functools import cache
@@ -9,7 +9,7 @@ import torch
 import lamina
 from lamina.geometry.triangles import unit
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import LevelSeam, PolylineSeam, Seam, Seams
+from lamina.grid.interface_curves import InterfaceCurve, InterfaceCurves, LevelCurve, PolylineCurve
 from lamina.grid.rim import Rim
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
@@ -72,11 +72,11 @@ def length(rim: Rim, which: torch.Tensor | None = None) -> float:
     return float((rim.weights if which is None else rim.weights[which]).sum())
 
 
-def cut_along(domain: lamina.Domain, *seams: Seam) -> CutSurface:
-    return domain.cut_along(Seams(seams))
+def cut_along(domain: lamina.Domain, *curves: InterfaceCurve) -> CutSurface:
+    return domain.cut_along(InterfaceCurves(curves))
 
 
-def seam_of(cut: CutSurface, number: int = 0) -> tuple[Rim, torch.Tensor]:
+def level_curve(cut: CutSurface, number: int = 0) -> tuple[Rim, torch.Tensor]:
     assert cut.rim is not None
     return cut.rim, cut.rim.curve == number
 
@@ -92,9 +92,9 @@ def circle(count: int, turn: float = 1.0) -> torch.Tensor:
     return torch.cat([points[:-1], points[:1] if turn == 1 else points[-1:]])
 
 
-def along(line: torch.Tensor) -> PolylineSeam:
+def along(line: torch.Tensor) -> PolylineCurve:
     """A polyline on the unit sphere around the origin."""
-    return PolylineSeam(line, torch.nn.functional.normalize(line))
+    return PolylineCurve(line, torch.nn.functional.normalize(line))
 
 
 def grid_of(around: int, up: int, place) -> lamina.Mesh:
@@ -299,7 +299,7 @@ def test_a_moebius_strip_has_one_rim():
     assert length(rim) == pytest.approx(float((once[1:] - once[:-1]).norm(dim=1).sum()), rel=1e-9)
 
 
-# Seams
+# InterfaceCurves
 
 
 def downhill(x):
@@ -310,8 +310,8 @@ def downhill(x):
 @pytest.mark.parametrize(("form", "length_rel", "tangent"), [("sphere", 5e-6, 1e-2), ("mesh", 1e-3, 5e-2)])
 def test_a_circle_on_the_sphere_has_two_sides_that_look_at_each_other(form, length_rel, tangent):
     domain = sphere(0.1) if form == "sphere" else lamina.Domain(lamina.Mesh(*icosphere(4)), 0.1)
-    cut = cut_along(domain, LevelSeam(over_circle))
-    rim, own = seam_of(cut)
+    cut = cut_along(domain, LevelCurve(over_circle))
+    rim, own = level_curve(cut)
     assert bool(own.all())
     above = rim.outward[:, 2] < 0
     for side, sign in ((above, 1), (~above, -1)):
@@ -324,14 +324,14 @@ def test_a_circle_on_the_sphere_has_two_sides_that_look_at_each_other(form, leng
 def test_the_length_of_a_seam_is_of_second_order():
     found = []
     for spacing in (0.2, 0.05):
-        rim, _ = seam_of(cut_along(sphere(spacing), LevelSeam(over_circle)))
+        rim, _ = level_curve(cut_along(sphere(spacing), LevelCurve(over_circle)))
         found.append(abs(length(rim) / (4 * math.pi * RADIUS) - 1))
     assert math.log2(found[0] / found[1]) / 2 >= 1.8
 
 
 def test_elements_on_the_two_sides_of_a_seam_share_no_unknowns():
-    cut = cut_along(sphere(0.2), LevelSeam(over_circle))
-    # By the middles of the pieces: near the seam chords and the curve differ.
+    cut = cut_along(sphere(0.2), LevelCurve(over_circle))
+    # By the middles of the pieces: near the curve chords and the curve differ.
     above = over_circle(cut.quadrature.points.reshape(-1, 3, 3).mean(1)) > 0.01
     below = over_circle(cut.quadrature.points.reshape(-1, 3, 3).mean(1)) < -0.01
     unknowns = [set(cut.elements.unknown[cut.element[::3][side]].reshape(-1).tolist()) for side in (above, below)]
@@ -341,8 +341,8 @@ def test_elements_on_the_two_sides_of_a_seam_share_no_unknowns():
 
 def test_a_closed_polyline_is_the_level_set_that_it_follows():
     domain = sphere(0.1)
-    level, line = cut_along(domain, LevelSeam(over_circle)), cut_along(domain, along(circle(300)))
-    (a, _), (b, _) = seam_of(level), seam_of(line)
+    level, line = cut_along(domain, LevelCurve(over_circle)), cut_along(domain, along(circle(300)))
+    (a, _), (b, _) = level_curve(level), level_curve(line)
     assert components(line) == components(level) == 2
     assert length(b) == pytest.approx(length(a), rel=2e-5)
     assert float(over_circle(b.points).abs().max()) <= 2e-4
@@ -355,7 +355,7 @@ def test_a_closed_polyline_is_the_level_set_that_it_follows():
 def test_half_a_circle_is_a_slit_that_ends_within_a_cell_of_its_ends():
     for spacing in (0.2, 0.1):
         cut = cut_along(sphere(spacing), along(circle(100, turn=0.5)))
-        rim, own = seam_of(cut)
+        rim, own = level_curve(cut)
         assert components(cut) == 1
         missing = math.pi * RADIUS - length(rim, own) / 2
         assert abs(missing) <= 2 * spacing
@@ -364,7 +364,7 @@ def test_half_a_circle_is_a_slit_that_ends_within_a_cell_of_its_ends():
 
 def test_a_polyline_that_runs_back_to_front_is_the_same_seam():
     domain, line = sphere(0.1), circle(100, turn=0.5)
-    forth, back = (seam_of(cut_along(domain, along(points)))[0] for points in (line, line.flip(0)))
+    forth, back = (level_curve(cut_along(domain, along(points)))[0] for points in (line, line.flip(0)))
     assert length(forth) == pytest.approx(length(back), rel=1e-9)
 
 
@@ -382,23 +382,23 @@ def whole_sphere(form: str) -> lamina.Domain:
 def test_seams_take_no_area(form, kind):
     domain = sphere(0.1) if form == "sphere" else whole_sphere(form)
     line = domain.geometry.closest_points(circle(60, turn=0.5))
-    seam = LevelSeam(over_circle) if kind == "level" else PolylineSeam(line.points, line.normals)
-    cut = cut_along(domain, seam)
+    curve = LevelCurve(over_circle) if kind == "level" else PolylineCurve(line.points, line.normals)
+    cut = cut_along(domain, curve)
     assert cut.quadrature.area == pytest.approx(domain.quadrature.area, rel=1e-6)
-    assert seam_of(cut)[1].any()
+    assert level_curve(cut)[1].any()
 
 
 def test_two_circles_that_cross_split_the_sphere_in_four():
-    cut = cut_along(sphere(0.1), LevelSeam(lambda x: x[:, 0] - 0.1), LevelSeam(lambda x: x[:, 1] + 0.05))
+    cut = cut_along(sphere(0.1), LevelCurve(lambda x: x[:, 0] - 0.1), LevelCurve(lambda x: x[:, 1] + 0.05))
     assert components(cut) == 4
     assert cut.quadrature.area == pytest.approx(4 * math.pi, rel=1e-6)
     for number, off in enumerate((0.1, 0.05)):
-        rim, own = seam_of(cut, number)
+        rim, own = level_curve(cut, number)
         assert length(rim, own) == pytest.approx(4 * math.pi * math.sqrt(1 - off**2), rel=1e-5)
 
 
 def test_a_curve_that_misses_the_surface_is_no_seam():
-    cut = cut_along(sphere(0.2), LevelSeam(lambda x: x[:, 2] - 5))
+    cut = cut_along(sphere(0.2), LevelCurve(lambda x: x[:, 2] - 5))
     assert cut.rim is None
     assert components(cut) == 1
 
@@ -407,8 +407,8 @@ def test_a_curve_that_misses_the_surface_is_no_seam():
 def test_a_seam_may_run_between_the_vertices_of_a_mesh_or_along_its_edges(count):
     """x = 0 on a square: for 8 edges to a side it is a line of vertices."""
     domain = lamina.Domain(plate(count), 0.1)
-    cut = cut_along(domain, LevelSeam(lambda x: x[:, 0]))
-    rim, own = seam_of(cut)
+    cut = cut_along(domain, LevelCurve(lambda x: x[:, 0]))
+    rim, own = level_curve(cut)
     assert bool(torch.isfinite(cut.quadrature.points).all())
     assert components(cut) == 2
     for sign in (1, -1):
@@ -498,8 +498,8 @@ def test_clipping_twice_leaves_a_quarter_with_a_rim_of_two_half_circles(form):
 
 def test_a_seam_on_a_clipped_surface_ends_at_its_rim():
     """x = 0.1 on the hemisphere, over the rim: half a circle, on two sides."""
-    cut = cut_along(domain_of("sphere", 0.1), LevelSeam(lambda x: x[:, 0] - 0.1))
-    rim, own = seam_of(cut)
+    cut = cut_along(domain_of("sphere", 0.1), LevelCurve(lambda x: x[:, 0] - 0.1))
+    rim, own = level_curve(cut)
     assert components(cut) == 2
     assert length(rim, ~own) == pytest.approx(2 * math.pi, rel=1e-4)
     assert length(rim, own) == pytest.approx(2 * math.pi * math.sqrt(0.99), rel=1e-4)

@@ -32,7 +32,7 @@ def in_own_precision(function: F) -> F:
 
 
 def available(device: torch.device | str) -> torch.device:
-    """The device, if it is there. Raises InputError for what names none, or for a GPU that torch does not see."""
+    """The device with its number. Raises InputError for what names none, or for a GPU that torch does not see."""
     if isinstance(device, torch.dtype):
         raise InputError(f"the device is {device}, which is a precision: give it as dtype={device}.")
     try:
@@ -41,6 +41,8 @@ def available(device: torch.device | str) -> torch.device:
         raise InputError(f'there is no device "{device}"; use "cpu" or "cuda".') from error
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError('device "cuda" was asked for but torch sees no CUDA device; use device="cpu".')
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return found
 
 

@@ -12,13 +12,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lamina.checks import finite, returned
 from lamina.device import available, in_own_precision
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.geometry.lattice import Lattice
 from lamina.grid.cut import cut_surface, left_out
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import Seams
+from lamina.grid.interface_curves import InterfaceCurves
 from lamina.grid.quadrature import Quadrature
 from lamina.grid.rim import Rim
 from lamina.grid.sizing import (
@@ -279,7 +280,7 @@ class Domain:
         """
         device = self.points.device if device is None else available(device)
         dtype = self.points.dtype if dtype is None else dtype
-        if device.type == self.points.device.type and dtype == self.points.dtype:
+        if device == self.points.device and dtype == self.points.dtype:
             return self
         return self._again(device, dtype)
 
@@ -293,9 +294,9 @@ class Domain:
         """A domain of its own that shares matrices and surface with this one: neither changes once it is built."""
         return copy.copy(self)
 
-    def cut_along(self, seams: Seams) -> CutSurface:
-        """The cells of this domain's lattice cut by its surface, split along seams."""
-        return cut_surface(self.geometry, self.lattice, seams=seams, degree=self.cut.degree)
+    def cut_along(self, curves: InterfaceCurves) -> CutSurface:
+        """The cells of this domain's lattice cut by its surface, split along curves."""
+        return cut_surface(self.geometry, self.lattice, curves=curves, degree=self.cut.degree)
 
     def as_trace(self, reason: str = "") -> Domain:
         """Of version 0.1, where it had a reason: every domain is made of functions on cut cells now."""
@@ -331,27 +332,19 @@ class Domain:
                     f"{name} has shape {tuple(values.shape)}; expected ({len(self.points)},){several}, "
                     "one value for each of domain.points."
                 )
-            _require_finite(values, name)
+            finite(values, name)
             return lambda x: self.interpolate(values, x)
         function = data
 
         def checked(x: Tensor) -> Tensor:
-            values = function(x)
-            if not isinstance(values, Tensor) or values.shape[:1] != (len(x),) or values.ndim > 1 + channels:
-                shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-                raise InputError(
-                    f"{name} returned {shape} for {len(x)} points; expected a tensor of shape ({len(x)},)."
-                )
-            values = values.to(x.dtype)
-            _require_finite(values, name, self._functions_at)
-            return values
+            values = returned(function(x), name, len(x), tails=("", "k") if channels else ("",))
+            return finite(values.to(x.dtype), name, self._functions_at)
 
         return checked
 
     def finite(self, values: Tensor, name: str) -> Tensor:
         """values; InputError if they are not finite."""
-        _require_finite(values, name)
-        return values
+        return finite(values, name)
 
     @in_own_precision
     def evaluate(self, unknowns: Tensor, points: Tensor) -> Tensor:
@@ -428,14 +421,6 @@ def _checked_origin(origin: Sequence[float] | Tensor, like: Tensor) -> Tensor:
 
 def _moved(surface: Surface, device: torch.device | str, dtype: torch.dtype) -> Surface:
     device = available(device)
-    if device.type == surface.points.device.type and dtype == surface.points.dtype:
+    if device == surface.points.device and dtype == surface.points.dtype:
         return surface
     return surface.to(device, dtype)
-
-
-def _require_finite(values: Tensor, name: str, where: str = "") -> None:
-    bad = int((~torch.isfinite(values)).sum())
-    if bad:
-        advice = "give its values at domain.points instead" if where else "check it there"
-        where = where or "on the surface"
-        raise InputError(f"{name} is not finite at {bad} of {len(values)} points {where}; {advice}.")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from lamina.checks import positive_integer
 from lamina.device import in_own_precision
 from lamina.domain import Domain
 from lamina.errors import InputError
@@ -148,10 +149,7 @@ class HeatLayer(_Layer):
         tolerance: float | None = None,
     ):
         super().__init__(domain, tolerance)
-        if not (isinstance(channels, int) and channels > 0):
-            raise InputError(f"channels must be a positive integer, got {channels!r}.")
-        if not (isinstance(steps, int) and steps > 0):
-            raise InputError(f"steps must be a positive integer, got {steps!r}.")
+        channels, steps = positive_integer("channels", channels), positive_integer("steps", steps)
         given = torch.as_tensor(time, dtype=torch.get_default_dtype()).detach()
         if given.shape not in ((), (channels,)) or not bool((torch.isfinite(given) & (given > 0)).all()):
             raise InputError(f"time must be a positive number, or {channels} of them, got {time!r}.")

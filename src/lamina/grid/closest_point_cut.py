@@ -20,7 +20,7 @@ from lamina.geometry.tetrahedra import cut_tetrahedra, triangle_edges, without_p
 from lamina.geometry.triangles import dot
 from lamina.grid.band import Band
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import NO_SEAMS, Seams
+from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves
 from lamina.grid.pieces import FINEST, ROUGH, CurvedPieces, cut_from, cut_thin, turned_share
 from lamina.surfaces.base import ClosestPoints, Surface
 
@@ -34,19 +34,21 @@ def cut_closest_points(
     surface: Surface,
     lattice: Lattice,
     sheets: bool = True,
-    seams: Seams = NO_SEAMS,
+    curves: InterfaceCurves = NO_CURVES,
     part: Surface | None = None,
     degree: int = 1,
 ) -> CutSurface:
-    """Cut a surface known by its closest points and oriented normals; part: what is left of it, cut off by seams."""
-    cut = cut_thin(part or surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, seams, degree))
+    """Cut a surface known by its closest points and oriented normals; part: what is left of it, cut off by curves."""
+    cut = cut_thin(part or surface, lattice, lambda finer: _cut(surface, lattice, finer, sheets, curves, degree))
     if cut.rim is None:
         return cut
     outward = surface.rim_tangents(cut.rim.points)
     return cut if outward is None or part is not surface else replace(cut, rim=cut.rim.directed(outward))
 
 
-def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Seams, degree: int) -> CutSurface | None:
+def _cut(
+    surface: Surface, lattice: Lattice, finer: int, sheets: bool, curves: InterfaceCurves, degree: int
+) -> CutSurface | None:
     """The surface cut on a lattice `finer` times finer, in the cells of the given one; None if nothing is cut."""
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     band = Band.build(surface, fine, 1.75 * fine.spacing)
@@ -73,7 +75,7 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
         return None
     turned = turned_share(vertex[pieces.triangles], feet.normals[pieces.triangles])
     if degree > 1 and turned > ROUGH[degree].get(finer, 1.0) and _tells(surface, fine.spacing / 2):
-        return _cut(surface, lattice, 2 * finer, sheets, seams, degree)
+        return _cut(surface, lattice, 2 * finer, sheets, curves, degree)
     six = torch.cat([vertex[pieces.triangles], middle[edge]], 1)
     node = cell_node[pieces.owner]
     cell = torch.div(band.ijk[node].long(), finer, rounding_mode="floor")
@@ -81,7 +83,7 @@ def _cut(surface: Surface, lattice: Lattice, finer: int, sheets: bool, seams: Se
     alone = torch.bincount(edge.reshape(-1))[edge] == 1
     rim = alone & beyond[pieces.triangles] & beyond[pieces.triangles.roll(-1, 1)]
     curved = CurvedPieces(six, edge, cell, band.feet.normals[node].detach(), rim, flat[pieces.triangles], finer)
-    return cut_from(curved, lattice, surface, sheets, seams, degree)
+    return cut_from(curved, lattice, surface, sheets, curves, degree)
 
 
 def _tells(surface: Surface, spacing: float) -> bool:

@@ -169,7 +169,7 @@ class CutSurface:
     ) -> CutSurface:
         """elements and element as cut; `sheets` False takes all sheets of a cell for one.
 
-        sides of the triangles in `shape`: the rims and seams; find(triangle, place) gives an element as cut.
+        sides of the triangles in `shape`: the rims and curves; find(triangle, place) gives an element as cut.
         degree of the functions. flat (q, 3), lift: where they live, if not at the points of the quadrature.
         """
         host = torch.arange(len(elements.cell), device=element.device)

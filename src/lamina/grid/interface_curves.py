@@ -1,8 +1,8 @@
-"""Curves along which a cut surface is split, or ends: each side of a seam has unknowns of its own.
+"""Curves along which a cut surface is split, or ends: each side of a curve has unknowns of its own.
 
-The pieces of a cut surface are triangles, flat or curved, given by a map from barycentric coordinates. A seam is the
+The pieces of a cut surface are triangles, flat or curved, given by a map from barycentric coordinates. A curve is the
 zero set of a function there. Triangles that it crosses are split in those coordinates, along the chord between its
-crossings with their edges; every part carries a label, the side of each seam that it lies on. A polyline has sides
+crossings with their edges; every part carries a label, the side of each curve that it lies on. A polyline has sides
 near itself only: cells farther away belong to both, so that one with ends is a slit.
 """
 
@@ -23,12 +23,12 @@ Function = Callable[[Tensor], Tensor]
 Place = Callable[[Tensor, Tensor], Tensor]  # triangles (n,), barycentric coordinates (n, 3) -> positions (n, 3)
 BOTH, ABOVE, BELOW = 0, 1, 2  # sides: of a place too far from a polyline to tell, and of the others
 ROOT_STEPS = 4
-ON_SEAM = 1e-9  # of the largest height in a triangle: a corner that is no higher lies on the seam
+ON_CURVE = 1e-9  # of the largest height in a triangle: a corner that is no higher lies on the curve
 AROUND = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)])
 
 
 @dataclass(frozen=True)
-class LevelSeam:
+class LevelCurve:
     """The curve on a surface where a function of space vanishes; what is below may be cut off."""
 
     function: Function
@@ -43,7 +43,7 @@ class LevelSeam:
 
 
 @dataclass(frozen=True)
-class PolylineSeam:
+class PolylineCurve:
     """A polyline on a surface, closed if its last point is its first."""
 
     points: Tensor  # (k, 3)
@@ -119,7 +119,7 @@ class PolylineSeam:
         return torch.unique(torch.cat(parts), dim=0)
 
 
-Seam = LevelSeam | PolylineSeam
+InterfaceCurve = LevelCurve | PolylineCurve
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Sides:
-    """Edges of parts: where the surface ends, or a seam runs."""
+    """Edges of parts: where the surface ends, or a curve runs."""
 
     source: Tensor  # (r,) int64, the triangle
     ends: Tensor  # (r, 3, 3) barycentric: both ends, and a place on the side whose edge it is
-    curve: Tensor  # (r,) int64, number of the seam; -1: a rim of the surface itself
+    curve: Tensor  # (r,) int64, number of the curve; -1: a rim of the surface itself
 
     @classmethod
     def join(cls, parts: Sequence[Sides], like: Tensor) -> Sides:
@@ -160,36 +160,36 @@ class Sides:
 
 
 @dataclass(frozen=True)
-class Seams:
-    """All seams of a surface."""
+class InterfaceCurves:
+    """All curves of a surface."""
 
-    each: tuple[Seam, ...] = ()
+    each: tuple[InterfaceCurve, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.each)
 
     @property
     def labels(self) -> int:
-        """Number of labels: three sides for each seam."""
+        """Number of labels: three sides for each curve."""
         return 3 ** len(self.each)
 
-    def side_of(self, label: Tensor, seam: int) -> Tensor:
-        return torch.div(label, 3**seam, rounding_mode="floor") % 3
+    def side_of(self, label: Tensor, curve: int) -> Tensor:
+        return torch.div(label, 3**curve, rounding_mode="floor") % 3
 
     def label(self, x: Tensor, cell: Tensor, normal: Tensor, lattice: Lattice) -> Tensor:
         """Label (n,) of places x (n, 3) on the surface."""
         label = torch.zeros_like(cell[:, 0])
-        for number, seam in enumerate(self.each):
-            if seam.cut_off:
+        for number, curve in enumerate(self.each):
+            if curve.cut_off:
                 label += 3**number * ABOVE
                 continue
-            near = seam.near(x, cell, normal, lattice).nonzero()[:, 0]
-            above = seam.height(x[near]) >= 0
+            near = curve.near(x, cell, normal, lattice).nonzero()[:, 0]
+            above = curve.height(x[near]) >= 0
             label[near] += 3**number * torch.where(above, ABOVE, BELOW)
         return label
 
     def compatible(self, a: Tensor, b: Tensor) -> Tensor:
-        """Whether no seam lies between places with labels a and b, in neighbouring cells."""
+        """Whether no curve lies between places with labels a and b, in neighbouring cells."""
         fine = torch.ones(torch.broadcast_shapes(a.shape, b.shape), dtype=torch.bool, device=a.device)
         for number in range(len(self.each)):
             p, q = self.side_of(a, number), self.side_of(b, number)
@@ -203,62 +203,62 @@ class Seams:
         return list(zip(a.tolist(), b.tolist(), strict=True))
 
     def split(self, place: Place, cell: Tensor, normal: Tensor, lattice: Lattice) -> tuple[Parts, Sides]:
-        """Parts of the triangles with cells (t, 3) and normals (t, 3), and the sides along the seams.
+        """Parts of the triangles with cells (t, 3) and normals (t, 3), and the sides along the curves.
 
-        What is cut off has no parts; nor has the side of a seam there.
+        What is cut off has no parts; nor has the side of a curve there.
         """
         parts, sides = Parts.whole(len(cell), normal), []
-        for number, seam in enumerate(self.each):
+        for number, curve in enumerate(self.each):
             middle = place(parts.source, parts.corners.mean(1))
-            near = seam.near(middle, cell[parts.source], normal[parts.source], lattice)
+            near = curve.near(middle, cell[parts.source], normal[parts.source], lattice)
             rows = parts.take(near)
             # Chords of quarters follow the curve more closely.
-            crossed = _crossed(_heights(rows, seam, place))
+            crossed = _crossed(_heights(rows, curve, place))
             rows = rows.take(~crossed) + _quartered(rows.take(crossed))
-            height = _heights(rows, seam, place)
+            height = _heights(rows, curve, place)
             crossed = _crossed(height)
             whole, split = rows.take(~crossed), rows.take(crossed)
             along, along_above = _along(whole, height[~crossed], number)
             whole = _labelled(whole, height[~crossed].sum(1) >= 0, number)
-            split, edges, above = _split(split, height[crossed], seam, place, number)
+            split, edges, above = _split(split, height[crossed], curve, place, number)
             done = whole + split
             edges, above = Sides.join([edges, along], normal), torch.cat([above, along_above])
-            if seam.cut_off:
+            if curve.cut_off:
                 done = done.take(self.side_of(done.label, number) == ABOVE)
                 edges = Sides(edges.source[above], edges.ends[above], torch.full_like(edges.curve[above], -1))
-                sides = [_trimmed(before, seam, place) for before in sides]
+                sides = [_trimmed(before, curve, place) for before in sides]
             parts = parts.take(~near) + done
             sides.append(edges)
         return parts, Sides.join(sides, normal)
 
     def trimmed(self, sides: Sides, place: Place) -> Sides:
-        """Sides without what the seams cut off."""
-        for seam in self.each:
-            if seam.cut_off:
-                sides = _trimmed(sides, seam, place)
+        """Sides without what the curves cut off."""
+        for curve in self.each:
+            if curve.cut_off:
+                sides = _trimmed(sides, curve, place)
         return sides
 
 
-def _trimmed(sides: Sides, seam: Seam, place: Place) -> Sides:
-    """The part of sides above a seam."""
+def _trimmed(sides: Sides, curve: InterfaceCurve, place: Place) -> Sides:
+    """The part of sides above a curve."""
     a, b = sides.ends[:, 0], sides.ends[:, 1]
-    fa, fb = (seam.height(place(sides.source, end)) for end in (a, b))
+    fa, fb = (curve.height(place(sides.source, end)) for end in (a, b))
     rows = ((fa > 0) | (fb > 0)).nonzero()[:, 0]
     cut = ((fa < 0) | (fb < 0))[rows].nonzero()[:, 0]
     ends = sides.ends[rows].clone()
     if len(cut):
         at = rows[cut]
-        root = _root(sides.source[at], a[at], b[at], fa[at], fb[at], seam, place)
+        root = _root(sides.source[at], a[at], b[at], fa[at], fb[at], curve, place)
         below = (fb[at] < 0).long()  # the end that is cut off
         ends[cut, below] = root
     return Sides(sides.source[rows], ends, sides.curve[rows])
 
 
-def _heights(parts: Parts, seam: Seam, place: Place) -> Tensor:
-    """Heights (s, 3) at the corners; zero at those that all but lie on the seam."""
+def _heights(parts: Parts, curve: InterfaceCurve, place: Place) -> Tensor:
+    """Heights (s, 3) at the corners; zero at those that all but lie on the curve."""
     x = place(parts.source.repeat_interleave(3), parts.corners.reshape(-1, 3))
-    height = seam.height(x).reshape(-1, 3)
-    return torch.where(height.abs() <= ON_SEAM * height.abs().amax(1, keepdim=True), 0.0, height)
+    height = curve.height(x).reshape(-1, 3)
+    return torch.where(height.abs() <= ON_CURVE * height.abs().amax(1, keepdim=True), 0.0, height)
 
 
 def _crossed(height: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ def _crossed(height: Tensor) -> Tensor:
 
 
 def _along(parts: Parts, height: Tensor, number: int) -> tuple[Sides, Tensor]:
-    """The edges of parts, not crossed, that lie on a seam; and which (r,) of them have their part above."""
+    """The edges of parts, not crossed, that lie on a curve; and which (r,) of them have their part above."""
     on = height == 0
     row, edge = (on & on.roll(-1, 1) & (on.sum(1) == 2)[:, None]).nonzero().unbind(1)
     corners = parts.corners[row]
@@ -287,21 +287,23 @@ def _quartered(parts: Parts) -> Parts:
     return Parts(parts.source.repeat(4), corners, parts.label.repeat(4))
 
 
-def _split(parts: Parts, height: Tensor, seam: Seam, place: Place, number: int) -> tuple[Parts, Sides, Tensor]:
-    """Parts with corners at heights (s, 3) of both signs, in three each; the sides along the seam, above and below,
+def _split(
+    parts: Parts, height: Tensor, curve: InterfaceCurve, place: Place, number: int
+) -> tuple[Parts, Sides, Tensor]:
+    """Parts with corners at heights (s, 3) of both signs, in three each; the sides along the curve, above and below,
     and which (r,) are above."""
-    # The corner alone on its side comes first: a; b and c follow in order. One on the seam goes with the rest.
+    # The corner alone on its side comes first: a; b and c follow in order. One on the curve goes with the rest.
     above, below = height > 0, height < 0
     alone = torch.where(above.sum(1) == 1, above.long().argmax(1), below.long().argmax(1))
     turn = (alone[:, None] + torch.arange(3, device=alone.device)) % 3
     height = height.gather(1, turn)
     a, b, c = parts.corners.gather(1, turn[..., None].expand(-1, -1, 3)).unbind(1)
-    p, q = (_root(parts.source, a, end, height[:, 0], height[:, i], seam, place) for i, end in ((1, b), (2, c)))
+    p, q = (_root(parts.source, a, end, height[:, 0], height[:, i], curve, place) for i, end in ((1, b), (2, c)))
     one = Parts(parts.source, torch.stack([a, p, q], 1), parts.label)
     rest = torch.cat([torch.stack([p, b, c], 1), torch.stack([p, c, q], 1)])
     two = Parts(parts.source.repeat(2), rest, parts.label.repeat(2))
     first = height[:, 0] > 0
-    # With a corner on the seam one of the two is empty.
+    # With a corner on the curve one of the two is empty.
     real = torch.cat([height[:, 1] != 0, height[:, 2] != 0])
     split = _labelled(one, first, number) + _labelled(two.take(real), ~first.repeat(2)[real], number)
     ends = torch.cat([torch.stack([p, q, a], 1), torch.stack([p, q, 0.5 * (b + c)], 1)])
@@ -309,12 +311,12 @@ def _split(parts: Parts, height: Tensor, seam: Seam, place: Place, number: int) 
     return split, sides, torch.cat([first, ~first])
 
 
-def _root(source: Tensor, a: Tensor, b: Tensor, fa: Tensor, fb: Tensor, seam: Seam, place: Place) -> Tensor:
+def _root(source: Tensor, a: Tensor, b: Tensor, fa: Tensor, fb: Tensor, curve: InterfaceCurve, place: Place) -> Tensor:
     """Barycentric place (n, 3) between a and b where the height, of other signs there, vanishes: false position."""
     low, high = torch.zeros_like(fa), torch.ones_like(fa)
     t = fa / (fa - fb)
     for _ in range(ROOT_STEPS):
-        f = seam.height(place(source, torch.lerp(a, b, t[:, None])))
+        f = curve.height(place(source, torch.lerp(a, b, t[:, None])))
         same = (f >= 0) == (fa >= 0)
         low, fa = torch.where(same, t, low), torch.where(same, f, fa)
         high, fb = torch.where(same, high, t), torch.where(same, fb, f)
@@ -322,12 +324,12 @@ def _root(source: Tensor, a: Tensor, b: Tensor, fa: Tensor, fb: Tensor, seam: Se
     return torch.lerp(a, b, t[:, None])
 
 
-NO_SEAMS = Seams()
+NO_CURVES = InterfaceCurves()
 
 
 @dataclass(frozen=True)
 class Units:
-    """The parts of a triangle on one side of every seam, taken together: u of them."""
+    """The parts of a triangle on one side of every curve, taken together: u of them."""
 
     key: Tensor  # (u,) int64, increasing: triangle and label
     of_part: Tensor  # (s,) the unit of each part
@@ -335,12 +337,12 @@ class Units:
     compatible: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, triangle: Tensor, label: Tensor, seams: Seams) -> Units:
-        if seams:
-            key, of_part = torch.unique(triangle * seams.labels + label, return_inverse=True)
+    def of(cls, triangle: Tensor, label: Tensor, curves: InterfaceCurves) -> Units:
+        if curves:
+            key, of_part = torch.unique(triangle * curves.labels + label, return_inverse=True)
         else:
             key, of_part = triangle, torch.arange(len(triangle), device=triangle.device)
-        return cls(key, of_part, seams.labels, seams.pairs())
+        return cls(key, of_part, curves.labels, curves.pairs())
 
     @property
     def triangle(self) -> Tensor:
@@ -357,7 +359,7 @@ class Units:
         return torch.where(self.key[at] == key, at, -1)
 
     def pairs(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        """The units of triangles a (n,) and b (n,), next to each other, that no seam keeps apart."""
+        """The units of triangles a (n,) and b (n,), next to each other, that no curve keeps apart."""
         left, right = [], []
         for one, other in self.compatible:
             i, j = self.find(a, one), self.find(b, other)
@@ -367,12 +369,12 @@ class Units:
         return torch.cat(left), torch.cat(right)
 
     def finder(
-        self, seams: Seams, cell: Tensor, normal: Tensor, lattice: Lattice, element: Tensor
+        self, curves: InterfaceCurves, cell: Tensor, normal: Tensor, lattice: Lattice, element: Tensor
     ) -> Callable[[Tensor, Tensor], Tensor]:
         """From triangles (n,) and places (n, 3) in them to elements; -1 where there is none."""
 
         def find(triangle: Tensor, x: Tensor) -> Tensor:
-            unit = self.find(triangle, seams.label(x, cell[triangle], normal[triangle], lattice) if seams else 0)
+            unit = self.find(triangle, curves.label(x, cell[triangle], normal[triangle], lattice) if curves else 0)
             return torch.where(unit < 0, unit, element[unit.clamp_min(0)])
 
         return find

@@ -17,7 +17,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.tetrahedra import Pieces, arched_middle, clip_to_box, cut_tetrahedra, triangle_edges
 from lamina.geometry.triangles import dot, unit
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import NO_SEAMS, Seams
+from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves
 from lamina.grid.pieces import ROUGH, CurvedPieces, cut_from, cut_thin, turned_share, turns
 from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
@@ -40,15 +40,15 @@ def cut_level_set(
     surface: Implicit,
     lattice: Lattice,
     sheets: bool = True,
-    seams: Seams = NO_SEAMS,
+    curves: InterfaceCurves = NO_CURVES,
     part: Surface | None = None,
     degree: int = 1,
 ) -> CutSurface:
-    """Cut the zero set of surface.phi; part: what is left of it, cut off by seams."""
+    """Cut the zero set of surface.phi; part: what is left of it, cut off by curves."""
 
     def cut(finer: int) -> CutSurface | None:
         pieces = level_pieces(surface, lattice, finer, degree)
-        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, seams, degree)
+        return None if pieces is None else cut_from(pieces, lattice, surface, sheets, curves, degree)
 
     return cut_thin(part or surface, lattice, cut)
 

@@ -11,7 +11,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot, triangle_normals, unit
 from lamina.grid.cut_surface import CutSurface, rule_points
 from lamina.grid.cut_triangles import cut_triangles, segments_meet_unit_cell
-from lamina.grid.interface_curves import NO_SEAMS, Seams, Sides
+from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves, Sides
 from lamina.grid.quadrature import on_polygons, on_triangles
 from lamina.grid.rim import Flat
 from lamina.grid.saddle_vertices import cone_conductivity
@@ -33,7 +33,7 @@ class Incidence:
     shape: Tensor  # (3,)
     faces: int  # times the number of labels
     lattice: Lattice | None = None
-    seams: Seams = NO_SEAMS
+    curves: InterfaceCurves = NO_CURVES
 
     def make_key(self, cell: Tensor, face: Tensor) -> Tensor:
         return pair_key(cell, face, self.low, self.shape, self.faces)
@@ -41,11 +41,11 @@ class Incidence:
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
         """Element (n,) of points on faces, -1 where none is found."""
         assert feet.face is not None
-        cell, face, labels = torch.floor(coordinate).long(), feet.face * self.seams.labels, self.seams.labels
-        if self.seams and self.lattice is not None:
-            face = face + self.seams.label(feet.points, cell, feet.normals, self.lattice)
+        cell, face, labels = torch.floor(coordinate).long(), feet.face * self.curves.labels, self.curves.labels
+        if self.curves and self.lattice is not None:
+            face = face + self.curves.label(feet.points, cell, feet.normals, self.lattice)
         at = self.position(cell, face)
-        # On the border of a cell the piece may have been counted to the neighbour, and beside a seam to its other side.
+        # On the border of a cell the piece may have been counted to the neighbour, and beside a curve to the other side.
         for label in range(-1, 0 if labels == 1 else labels):
             lost = (at < 0).nonzero()[:, 0]
             if not len(lost):
@@ -80,7 +80,7 @@ _NEIGHBOURS = _NEIGHBOURS[_NEIGHBOURS.abs().sum(1).argsort(stable=True)]
 
 
 def cut_mesh(
-    surface: Surface, lattice: Lattice, sheets: bool = True, seams: Seams = NO_SEAMS, degree: int = 1
+    surface: Surface, lattice: Lattice, sheets: bool = True, curves: InterfaceCurves = NO_CURVES, degree: int = 1
 ) -> CutSurface:
     """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
     assert isinstance(surface, Mesh)
@@ -90,28 +90,28 @@ def cut_mesh(
     pieces = lattice.origin + lattice.spacing * pieces
     rim = _rim_edges(surface, pieces.detach(), face, lattice.spacing)
     shape, all_cells, all_faces = Flat(pieces), cell, face
-    seam_sides = None
+    curve_sides = None
     pair_face_label = face
-    if seams:
-        parts, seam_sides = seams.split(shape.place, cell, surface.face_normals[face], lattice)
+    if curves:
+        parts, curve_sides = curves.split(shape.place, cell, surface.face_normals[face], lattice)
         pieces = torch.bmm(parts.corners, pieces[parts.source])
-        cell, pair_face_label = cell[parts.source], face[parts.source] * seams.labels + parts.label
+        cell, pair_face_label = cell[parts.source], face[parts.source] * curves.labels + parts.label
     low = cell.amin(0) - 2
     shape_of = cell.amax(0) + 3 - low
-    count = len(corners) * seams.labels
+    count = len(corners) * curves.labels
     piece_key = pair_key(cell, pair_face_label, low, shape_of, count)
     key, pair_of_piece = torch.unique(piece_key, return_inverse=True)
     pair_cell = torch.empty(len(key), 3, dtype=torch.int64, device=key.device)
     pair_cell[pair_of_piece] = cell
     pair_face = key % count
-    pairs = Incidence(key, torch.empty(0, dtype=torch.int64), low, shape_of, count, lattice, seams)
+    pairs = Incidence(key, torch.empty(0, dtype=torch.int64), low, shape_of, count, lattice, curves)
     element_of_pair = components(len(key), *_within_cells(surface, lattice, pairs, pair_cell, pair_face))
     elements_cell = torch.empty(int(element_of_pair.max()) + 1, 3, dtype=torch.int64, device=key.device)
     elements_cell[element_of_pair] = pair_cell
     glue = _across_cells(pairs, pair_cell, pair_face, element_of_pair)
     elements = Elements(elements_cell, glue, len(elements_cell))
     face_normals = triangle_normals(corners) if surface.tracked else surface.face_normals
-    own_face = torch.div(pair_face, seams.labels, rounding_mode="floor")
+    own_face = torch.div(pair_face, curves.labels, rounding_mode="floor")
     normals = face_normals[own_face]
     per_piece = rule_points(degree)
     if degree == 1:
@@ -123,11 +123,11 @@ def cut_mesh(
 
     def find(piece: Tensor, x: Tensor) -> Tensor:
         here, on = all_cells[piece], all_faces[piece]
-        label = seams.label(x, here, surface.face_normals[on], lattice) if seams else 0
-        at = pairs.position(here, on * seams.labels + label)
+        label = curves.label(x, here, surface.face_normals[on], lattice) if curves else 0
+        at = pairs.position(here, on * curves.labels + label)
         return torch.where(at < 0, at, element_of_pair[at.clamp_min(0)])
 
-    sides = rim if seam_sides is None else Sides.join([seams.trimmed(rim, shape.place), seam_sides], pieces)
+    sides = rim if curve_sides is None else Sides.join([curves.trimmed(rim, shape.place), curve_sides], pieces)
     cut = CutSurface.build(
         lattice, elements, quadrature, element, incidence, sheets, sides, shape, find,
         degree=degree, per_piece=per_piece,
@@ -163,7 +163,7 @@ def _within_cells(
     """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
     ends, first, second = surface.face_adjacency
     left, right = [], []
-    labels = pairs.seams.labels
+    labels = pairs.curves.labels
     for label in range(labels):
         a, edge = members(face, pairs.faces, first * labels + label)
         b = pairs.partner(a, second[edge] * labels + label)
@@ -179,9 +179,9 @@ def _within_cells(
 def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Glue: a triangle in two neighbouring cells crosses their common face, triangles and cells being convex."""
     a, b, axes = [], [], []
-    labels = pairs.seams.labels
+    labels = pairs.curves.labels
     whole = torch.div(face, labels, rounding_mode="floor") * labels
-    for one, other in pairs.seams.pairs():
+    for one, other in pairs.curves.pairs():
         own = (face % labels == one).nonzero()[:, 0]
         for axis in range(3):
             step = torch.zeros(3, dtype=torch.int64, device=cell.device)

@@ -17,7 +17,7 @@ from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.grid.cut_surface import CutSurface, Lift, mean_normals, rule_points
-from lamina.grid.interface_curves import NO_SEAMS, Parts, Seams, Sides, Units
+from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves, Parts, Sides, Units
 from lamina.grid.quadrature import RULES, Frames, Quadrature
 from lamina.grid.rim import Curved
 from lamina.grid.sheets import Elements, distinct_glue
@@ -30,7 +30,7 @@ GAIN = 0.01  # provided that this part of the area is gained
 TOO_MUCH = 0.05  # of the area: tunnels through thin parts add their walls
 PARTED = 2e-3  # share of the samples on a part that came off its component, with which to cut finer
 ROUGHER = 0.03  # of the area: what a finer lattice adds to a rough surface, joining its parts by chance
-OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a seam
+OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a curve
 SCRAP = 0.5  # of a part's area: with less on it in samples, it is no part of the surface
 SPECK = 0.01  # of the largest part: what is smaller and lies apart is left out, and said
 FINEST = 0.4  # of the distance between samples: pieces need not be smaller
@@ -86,30 +86,30 @@ def cut_from(
     lattice: Lattice,
     surface: Surface,
     sheets: bool,
-    seams: Seams = NO_SEAMS,
+    curves: InterfaceCurves = NO_CURVES,
     degree: int = 1,
 ) -> CutSurface | None:
     """The cut surface of the pieces that belong to the surface, for functions of a degree; None if there are none."""
     kept = of_the_surface(pieces, lattice, surface)
     pieces = kept.pieces
     shape = Curved(pieces.six, pieces.flat)
-    parts, seam_sides = seams.split(shape.place, pieces.cell, pieces.outward, lattice)
+    parts, curve_sides = curves.split(shape.place, pieces.cell, pieces.outward, lattice)
     if not len(parts.source):
         return None
     per_piece = rule_points(degree, pieces.finer)
     quadrature, flat, frames = _on_curved(parts, shape, pieces, per_piece)
-    units = Units.of(parts.source, parts.label, seams)
+    units = Units.of(parts.source, parts.label, curves)
     element_of_unit, elements = _elements(pieces, units, kept.bridges)
     element = element_of_unit[units.of_part].repeat_interleave(per_piece)
     locator = _locator(elements, quadrature, lattice, element)
     if kept.specks:
         locator = replace(locator, farthest=math.inf)
-    if seams:
+    if curves:
         label = torch.empty_like(elements.cell[:, 0])
         label[element_of_unit] = units.label
-        locator = replace(locator, lattice=lattice, seams=seams, label=label)
-    sides = Sides.join([seams.trimmed(_own_rim(pieces), shape.place), seam_sides], pieces.six)
-    find = units.finder(seams, pieces.cell, pieces.outward, lattice, element_of_unit)
+        locator = replace(locator, lattice=lattice, curves=curves, label=label)
+    sides = Sides.join([curves.trimmed(_own_rim(pieces), shape.place), curve_sides], pieces.six)
+    find = units.finder(curves, pieces.cell, pieces.outward, lattice, element_of_unit)
     # Trilinear functions are taken at the points on the surface, quadratic ones on the flat pieces below them: there
     # they are continuous from cell to cell, which matters at their order.
     own = {}
@@ -123,7 +123,7 @@ def cut_from(
     cut = replace(cut, corners=corners.detach().reshape(-1, 3, 3))
     if degree > 1:
         cut = replace(cut, flat_corners=(parts.corners @ pieces.flat[parts.source]).detach())
-    return replace(cut, torn=0.0 if seams else kept.torn, specks=kept.specks, speck_share=kept.share)
+    return replace(cut, torn=0.0 if curves else kept.torn, specks=kept.specks, speck_share=kept.share)
 
 
 def turns(normals: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ def _elements(pieces: CurvedPieces, units: Units, bridges: Tensor) -> tuple[Tens
     a, b = units.pairs(*torch.cat([pieces.neighbours(), bridges]).unbind(1))
     own = pieces.cell[units.triangle]
     inside = (own[a] == own[b]).all(1)
-    # Within a cell a seam lies between any two labels.
+    # Within a cell a curve lies between any two labels.
     joined = inside & (units.label[a] == units.label[b])
     element = components(len(own), a[joined], b[joined])
     count = int(element.max()) + 1
@@ -369,8 +369,8 @@ class CellLocator:
     centre: Tensor  # (e, 3) in units of cells
     normal: Tensor  # (e, 3)
     lattice: Lattice | None = None
-    seams: Seams = NO_SEAMS
-    label: Tensor | None = None  # (e,) where there are seams
+    curves: InterfaceCurves = NO_CURVES
+    label: Tensor | None = None  # (e,) where there are curves
     farthest: float = FARTHEST  # cells from a point to the piece that speaks for it
 
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
@@ -385,7 +385,7 @@ class CellLocator:
         facing = torch.zeros_like(element, dtype=torch.bool)
         label = None
         if self.label is not None and self.lattice is not None:
-            label = self.seams.label(feet.points, cell, feet.normals, self.lattice)
+            label = self.curves.label(feet.points, cell, feet.normals, self.lattice)
         for radius, offsets in enumerate(_SHELLS):
             # A sheet that faces the other way is not the one that the foot lies on: it will do if there is no other.
             rows = (~facing).nonzero()[:, 0]
@@ -404,7 +404,7 @@ class CellLocator:
                     cost = away + turned + radius
                     right = turned < 1
                     if label is not None and self.label is not None:
-                        other = ~self.seams.compatible(label[at], self.label[found])
+                        other = ~self.curves.compatible(label[at], self.label[found])
                         cost, right = cost + OTHER_SIDE * other, right & ~other
                     better = cost < best[at]
                     best[at[better]], element[at[better]] = cost[better], found[better]

@@ -1,4 +1,4 @@
-"""The rims and seams of a cut surface, for integrals along them."""
+"""The rims and curves of a cut surface, for integrals along them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lamina.grid.quadrature import Frames
 from lamina.linear.graph import components
 
 GAUSS = 0.5 - 0.5 / math.sqrt(3), 0.5 + 0.5 / math.sqrt(3)
-INSIDE = 1e-6  # of the way from a rim into its triangle: on the same side of every seam
+INSIDE = 1e-6  # of the way from a rim into its triangle: on the same side of every curve
 TOUCHING = 1e-4  # spacings between the ends of rim edges that are one
 
 
@@ -75,14 +75,14 @@ class Curved:
 
 @dataclass(frozen=True)
 class Rim:
-    """Points along rims and seams, two to an edge; those of a seam on each of its sides."""
+    """Points along rims and curves, two to an edge; those of a curve on each of its sides."""
 
     points: Tensor  # (r, 3)
-    outward: Tensor  # (r, 3) unit tangents of the surface that lead off it, or off that side of the seam
+    outward: Tensor  # (r, 3) unit tangents of the surface that lead off it, or off that side of the curve
     weights: Tensor  # (r,)
     element: Tensor  # (r,) int64
     local: Tensor  # (r, 3) coordinates in the element's cell
-    curve: Tensor  # (r,) int64, number of the seam; -1: a rim of the surface itself
+    curve: Tensor  # (r,) int64, number of the curve; -1: a rim of the surface itself
     ends: Tensor  # (r / 2, 2, 3) of the edges
     below: Tensor  # (r, 3) the points on flat pieces that the points are lifted from
     frames: Frames  # outward and along the rim, at the points and below
@@ -113,7 +113,7 @@ class Rim:
 
     @cached_property
     def loop(self) -> Tensor:
-        """Loop (r,) that each point of the surface's own rim lies on, the longest being 0; -1 on seams."""
+        """Loop (r,) that each point of the surface's own rim lies on, the longest being 0; -1 on curves."""
         own = (self.curve[::2] < 0).nonzero()[:, 0]
         loop = torch.full_like(self.curve, -1)
         if not len(own):
@@ -148,7 +148,7 @@ def _points(sides: Sides, shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor,
     across = (dot(inward, tangent)[:, None] * along - (third - bary)) / dot(off, off).sqrt().clamp_min(tiny)[:, None]
     flat = torch.stack([shape.below(source, across), shape.below(source, along)], 1)
     frames = Frames(flat, torch.stack([outward, tangent], 1))
-    # A chord is not the curve: only the third point surely lies on this side of a seam.
+    # A chord is not the curve: only the third point surely lies on this side of a curve.
     step = torch.where(sides.curve.repeat_interleave(2) < 0, INSIDE, 1.0).to(t)[:, None]
     inside = shape.place(source, torch.lerp(bary, third, step))
     ends = torch.stack([shape.place(sides.source, sides.ends[:, i]) for i in (0, 1)], 1)

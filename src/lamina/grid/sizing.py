@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from lamina.checks import positive
 from lamina.errors import InputError
 from lamina.search.thickness import medial_radii
 from lamina.surfaces.base import Surface
@@ -70,13 +71,8 @@ def estimated_nodes(surface: Surface, spacing: float, needs: Needs) -> float:
     return float(surface.areas.sum()) * needs.density / spacing**2
 
 
-def check_positive(name: str, value: float) -> None:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-        raise InputError(f"{name} must be a positive number, got {value!r}.")
-
-
 def check_spacing(surface: Surface, spacing: float) -> float:
-    check_positive("spacing", spacing)
+    positive("spacing", spacing)
     size = extent(surface)
     if spacing > size / 4:
         raise InputError(

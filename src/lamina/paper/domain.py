@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lamina.checks import positive
 from lamina.device import in_own_precision
 from lamina.domain import Domain
 from lamina.errors import InputError
@@ -26,7 +27,7 @@ from lamina.expression import as_data
 from lamina.grid.band import Band, band_radius
 from lamina.grid.cut import cut_surface
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.sizing import Needs, check_positive
+from lamina.grid.sizing import Needs
 from lamina.paper.attention import Attention, attention_extension, sampled_band
 from lamina.paper.conditions import on_coupled
 from lamina.paper.constant_diffusivity import ConstantDiffusivity
@@ -215,6 +216,6 @@ def _check(
     if rim_order not in (1, 2):
         raise InputError(f"rim_order must be 1 or 2, got {rim_order!r}.")
     if radius is not None:
-        check_positive("band_radius", radius)
+        positive("band_radius", radius)
     if scheme != "shell" and learned is None and (radius is not None or readout != "interpolation"):
         raise InputError(f'band_radius and readout belong to scheme="shell"; this is {scheme}.')

@@ -13,12 +13,12 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import PolylineSeam
+from lamina.grid.interface_curves import PolylineCurve
 from lamina.pde.conditions import Condition, Dirichlet, Points, Robin, Value, checked, depends_on_time
 from lamina.pde.locations import (
     called,
     check_loop,
-    find_seams,
+    find_curves,
     on_rim,
     refuse_overlap,
     tested,
@@ -150,8 +150,8 @@ def _with_conditions(
     diffusivity: Diffusivity | None,
     screening: Coefficient | None,
 ) -> Problem:
-    seams, curve_of = find_seams(domain, conditions)
-    cut = domain.cut_along(seams) if seams else scheme.cut
+    curves, curve_of = find_curves(domain, conditions)
+    cut = domain.cut_along(curves) if curves else scheme.cut
     rim = cut.rim
     places = domain.points[:0] if rim is None else rim.points
     condition = torch.full_like(places[:, 0], -1, dtype=torch.int64)
@@ -229,7 +229,7 @@ def value_at(domain: Domain, c: Condition, number: int, x: Tensor, time: float) 
 
 def _along(line: Tensor, values: Tensor, x: Tensor) -> Tensor:
     """Values (n,) at the feet of x (n, 3) on a polyline (k, 3), linear between those (k,) at its points."""
-    segment, t = PolylineSeam(line, torch.zeros_like(line)).nearest(x)
+    segment, t = PolylineCurve(line, torch.zeros_like(line)).nearest(x)
     return torch.lerp(values[segment], values[segment + 1], t)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lamina.checks import fraction
 from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
 from lamina.errors import InputError, SolveError
@@ -86,8 +87,7 @@ def eigenmodes(
         # Rounding in K u, whose entries do not shrink with dx as those of M u do.
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
         tolerance = max(1e-5, 16 * rounding)
-    elif not 0 < tolerance < 1:
-        raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
+    fraction("tolerance", tolerance)
     if components not in ("all", "largest"):
         raise InputError(f'components must be "all" or "largest", got {components!r}.')
     begin = time.perf_counter()

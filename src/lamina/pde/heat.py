@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time as clock
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
+from lamina.checks import fraction, positive
 from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
 from lamina.errors import InputError
@@ -71,8 +71,7 @@ def heat(
         raise InputError(f"Unknown method {method!r}; known for this domain: {', '.join(dict.fromkeys(known))}.")
     if steps is not None and steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}.")
-    if not 0 < accuracy < 1:
-        raise InputError(f"accuracy must lie between 0 and 1, got {accuracy!r}.")
+    fraction("accuracy", accuracy)
     start = clock.perf_counter()
     if method == "euler":
         integrate, conditions = explicit_steps(domain, conditions), None
@@ -122,8 +121,7 @@ def explicit_steps(domain: Domain, conditions: Sequence[Condition] | Condition |
 
 
 def _moments(time: float, times: Sequence[float] | None, frames: int = 0) -> list[float]:
-    if not (isinstance(time, int | float) and math.isfinite(time) and time > 0):
-        raise InputError(f"time must be a positive number, got {time!r}.")
+    time = positive("time", time)
     asked = {float(t) for t in (times or ())} | {float(time)}
     for i in range(1, frames):
         moment = time * (i / (frames - 1))

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lamina.checks import returned
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import LevelSeam, PolylineSeam, Seam, Seams
+from lamina.grid.interface_curves import InterfaceCurve, InterfaceCurves, LevelCurve, PolylineCurve
 from lamina.grid.rim import Rim
 from lamina.pde.conditions import INSIDE, Condition, Dirichlet
 from lamina.surfaces.base import ClosestPoints
@@ -20,9 +21,9 @@ def called(c: Condition, number: int) -> str:
     return f"condition {number + 1} ({c.name})"
 
 
-def find_seams(domain: Domain, conditions: list[Condition]) -> tuple[Seams, dict[int, int]]:
-    """The curves inside the surface that conditions are given on, and the seam of each condition that has one."""
-    found: list[Seam] = []
+def find_curves(domain: Domain, conditions: list[Condition]) -> tuple[InterfaceCurves, dict[int, int]]:
+    """The curves inside the surface that conditions are given on, and the curve of each condition that has one."""
+    found: list[InterfaceCurve] = []
     curve_of: dict[int, int] = {}
     for number, c in enumerate(conditions):
         for other in range(number):
@@ -31,16 +32,16 @@ def find_seams(domain: Domain, conditions: list[Condition]) -> tuple[Seams, dict
                     f"{called(conditions[other], other)} and {called(c, number)} hold at the same place; give every "
                     "place one condition."
                 )
-        seam = _seam(domain, c, number)
-        if seam is not None:
+        curve = _interface_curve(domain, c, number)
+        if curve is not None:
             curve_of[number] = len(found)
-            found.append(seam)
-    return Seams(tuple(found)), curve_of
+            found.append(curve)
+    return InterfaceCurves(tuple(found)), curve_of
 
 
-def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
+def _interface_curve(domain: Domain, c: Condition, number: int) -> InterfaceCurve | None:
     if c.test is not None:
-        return None if tested(c.test, domain.points, c, number).dtype == torch.bool else LevelSeam(c.test)
+        return None if tested(c.test, domain.points, c, number).dtype == torch.bool else LevelCurve(c.test)
     if c.line is None:
         return None
     line = c.line.to(domain.points)
@@ -52,7 +53,7 @@ def _seam(domain: Domain, c: Condition, number: int) -> Seam | None:
     distinct = torch.cat([(line[1:] != line[:-1]).any(1), torch.ones(1, dtype=torch.bool, device=line.device)])
     if int(distinct.sum()) < 2:
         raise InputError(f"{called(c, number)} holds on a polyline whose points are all one; give lamina.Points.")
-    return PolylineSeam(line[distinct], normals[distinct])
+    return PolylineCurve(line[distinct], normals[distinct])
 
 
 def _near_surface(domain: Domain, points: Tensor, who: str) -> ClosestPoints:
@@ -69,13 +70,7 @@ def _near_surface(domain: Domain, points: Tensor, who: str) -> ClosestPoints:
 
 def tested(where: Callable[[Tensor], Tensor], x: Tensor, c: Condition, number: int) -> Tensor:
     """where(x), checked."""
-    found = where(x)
-    if not isinstance(found, Tensor) or found.shape != (len(x),):
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(
-            f"the place of {called(c, number)} returned {shape} for {len(x)} points; expected a tensor of shape "
-            f"({len(x)},)."
-        )
+    found = returned(where(x), f"the place of {called(c, number)}", len(x))
     if found.dtype != torch.bool and not found.is_floating_point():
         raise InputError(
             f"the place of {called(c, number)} returned {found.dtype}; expected truth values, for where it holds, or "

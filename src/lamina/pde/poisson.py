@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lamina.checks import fraction
 from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
 from lamina.errors import InputError
@@ -128,9 +129,7 @@ def default_tolerance(domain: Domain, tolerance: float | None) -> float:
     if tolerance is None:
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
         return max(1e-8, 2 * rounding)
-    if not 0 < tolerance < 1:
-        raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
-    return tolerance
+    return fraction("tolerance", tolerance)
 
 
 def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:

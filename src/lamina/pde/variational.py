@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lamina.checks import returned
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.expression import as_data
@@ -92,13 +93,7 @@ def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor
         function = data if callable(data) else domain.field(data, "the diffusivity")
 
     def checked(x: Tensor) -> Tensor:
-        values = function(x)
-        if not isinstance(values, Tensor) or values.shape not in ((len(x),), (len(x), 3, 3)):
-            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise InputError(
-                f"the diffusivity returned {shape} for {len(x)} points; expected ({len(x)},) or ({len(x)}, 3, 3)."
-            )
-        values = values.to(x)
+        values = returned(function(x), "the diffusivity", len(x), tails=("", "3, 3")).to(x)
         wrong = ~torch.isfinite(values)
         if values.ndim == 1:
             wrong = wrong | ~(values > 0)
