@@ -45,7 +45,7 @@ class Incidence:
         if self.curves and self.lattice is not None:
             face = face + self.curves.label(feet.points, cell, feet.normals, self.lattice)
         at = self.position(cell, face)
-        # On the border of a cell the piece may have been counted to the neighbour, and beside a curve to the other side.
+        # At the border of a cell the neighbour may have the piece, and beside a curve its other side may have it.
         for label in range(-1, 0 if labels == 1 else labels):
             lost = (at < 0).nonzero()[:, 0]
             if not len(lost):
