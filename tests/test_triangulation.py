@@ -113,6 +113,19 @@ def test_a_cloud_with_bare_faces_is_solved_on_triangles():
     assert bool(torch.isfinite(u.values).all())
 
 
+def test_specks_of_an_uneven_cloud_are_left_out_and_said():
+    """Each would have a constant of its own, and the lowest eigenvalues would all be zero."""
+    points, normals = rounded_box()
+    far = points.new_tensor([2.0, 0.0, 0.0])
+    cloud = lamina.PointCloud(torch.cat([points, 0.05 * points + far]), normals.repeat(2, 1))
+    domain = lamina.Domain(cloud, 0.2, extension="neural", show_progress=False)
+    assert isinstance(domain.geometry, TriangulatedCloud)
+    assert domain.component_count == 1
+    assert "1 part of the surface, 0.25% of its area, was left out" in " ".join(domain.warnings)
+    u = lamina.poisson(domain, lambda x: x[:, 0], show_progress=False)
+    assert bool(torch.isfinite(u.values).all())
+
+
 def half(points):
     return points[:, 2] > 0
 

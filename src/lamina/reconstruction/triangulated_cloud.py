@@ -17,6 +17,7 @@ from lamina.search.neighbours import k_nearest
 from lamina.search.triangles_by_samples import Candidates
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
+from lamina.surfaces.specks import SPECK, left_out_for_size
 
 AGREES, DENIES = 0.5, 0.3  # cosine between a triangle and the normals at all its corners that bear it out; that deny it
 BORNE_OUT = 0.7  # cosine between a normal and the mean of the triangles around that bear it out
@@ -67,11 +68,24 @@ def triangulated(cloud: PointCloud, fitted: NeuralCloud) -> TriangulatedCloud | 
         if float(found.areas[sure[elsewhere]].sum()) <= UNLIKE * float(found.areas[sure].sum()):
             return None
     first = first_of_each(cloud._unique_of, len(points))  # the points that the distinct ones are
-    mesh = TriangulatedCloud(cloud.positions, first[found.without_lids(points)], name=cloud.name).to(points.device)
+    faces, said = _without_specks(points, found.without_lids(points))
+    mesh = TriangulatedCloud(cloud.positions, first[faces], name=cloud.name).to(points.device)
     assert isinstance(mesh, TriangulatedCloud)
     mesh.points, mesh.facts = cloud.points, dict(cloud.facts)
-    mesh.notes = [*cloud.notes, "The samples are too sparse or uneven to be fitted; they were joined by triangles."]
+    joined = "The samples are too sparse or uneven to be fitted; they were joined by triangles."
+    mesh.notes = [*cloud.notes, joined, *said]
     return mesh
+
+
+def _without_specks(points: Tensor, faces: Tensor) -> tuple[Tensor, list[str]]:
+    """Faces (k, 3) of the parts that are no specks, and a sentence about those that are."""
+    part, areas = _side_by_side(faces), triangle_areas(points[faces])
+    area = torch.zeros_like(areas).index_add_(0, part, areas)
+    kept = (area >= SPECK * area.max())[part]
+    if bool(kept.all()):
+        return faces, []
+    share = float(areas[~kept].sum() / areas.sum())
+    return faces[kept], [left_out_for_size(len(torch.unique(part[~kept])), share)]
 
 
 @dataclass(frozen=True)
