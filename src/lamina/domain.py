@@ -43,6 +43,10 @@ from lamina.spaces.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
 
 
+# Maps from values at `points` to other places that a domain keeps: those of its operators and of three conditions.
+MAX_INTERPOLATIONS = 4
+
+
 class Domain:
     """A surface with its grid: cut cells, functions on them, operators and hierarchy.
 
@@ -187,7 +191,7 @@ class Domain:
         """What follows from surface and operators."""
         self.readout = self.scheme.readout(self.own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
-        self._to_places: tuple[Tensor, Sparse] | None = None
+        self._interpolations: list[tuple[Tensor, Sparse]] = []
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
@@ -256,15 +260,16 @@ class Domain:
         return self._from_points(x) @ values
 
     def _from_points(self, x: Tensor) -> Sparse:
-        """The map from values at `points` to surface points x; kept for the places of the scheme, which come again."""
-        scheme = self.scheme
-        if x is not scheme.places:
-            return self.surface.interpolation(x)
-        if self._to_places is None or self._to_places[0] is not x:
-            face = scheme.place_faces if self.geometry is self.surface else None
-            with torch.enable_grad():  # it is kept, whoever asks for it first
-                self._to_places = (x, self.surface.interpolation(x, face))
-        return self._to_places[1]
+        """The map from values at `points` to surface points x. The last few are kept: places of operators and of
+        conditions come again with every solve."""
+        for before, found in self._interpolations:
+            if before is x or not (before.requires_grad or x.requires_grad) and torch.equal(before, x):
+                return found
+        known = x is self.scheme.places and self.geometry is self.surface
+        with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
+            found = self.surface.interpolation(x, self.scheme.place_faces if known else None)
+        self._interpolations[:] = [*self._interpolations[1 - MAX_INTERPOLATIONS :], (x, found)]
+        return found
 
     @cached_property
     def _loading(self) -> tuple[Sparse | None, Sparse]:
