@@ -42,7 +42,6 @@ from lamina.spaces.scheme import Scheme
 from lamina.spaces.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
 
-
 # Maps from values at `points` to other places that a domain keeps: those of its operators and of three conditions.
 MAX_INTERPOLATIONS = 4
 
@@ -263,7 +262,7 @@ class Domain:
         """The map from values at `points` to surface points x. The last few are kept: places of operators and of
         conditions come again with every solve."""
         for before, found in self._interpolations:
-            if before is x or not (before.requires_grad or x.requires_grad) and torch.equal(before, x):
+            if before is x or (not (before.requires_grad or x.requires_grad) and torch.equal(before, x)):
                 return found
         known = x is self.scheme.places and self.geometry is self.surface
         with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
