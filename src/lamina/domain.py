@@ -63,6 +63,8 @@ class Domain:
     """
 
     time_methods: tuple[str, ...] = ("tr-bdf2",)
+    has_weak_forms = True  # whether its operators come from integrals over the pieces that the cells cut
+    scheme: Trace
     baseline: ClassVar[type[Domain] | None] = None  # what the options of version 0.1 ask for; lamina.paper sets it
 
     def __new__(cls, *_: object, **options: object) -> Domain:
@@ -233,7 +235,7 @@ class Domain:
     @cached_property
     def cut(self) -> CutSurface:
         """The cells that the surface cuts, and the pieces in them."""
-        return self.scheme.cut if isinstance(self.scheme, Trace) else cut_surface(self.geometry, self.lattice)
+        return self.scheme.cut
 
     def load(self, values: Tensor) -> Tensor:
         """The right-hand side (unknowns,) or (unknowns, k) for values (m,) or (m, k) at `points`."""
@@ -300,7 +302,7 @@ class Domain:
         warnings.warn("as_trace() goes with the next release: leave it out.", FutureWarning, stacklevel=2)
         return self
 
-    def with_scheme(self, scheme: Scheme) -> Domain:
+    def with_scheme(self, scheme: Trace) -> Domain:
         """This domain with other operators, on the same surface and lattice."""
         other = copy.copy(self)
         for made in ("cut", "_loading"):

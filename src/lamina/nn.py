@@ -15,8 +15,8 @@ the domain carries gradients, so do the results.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import cast
 from weakref import WeakSet
 
 import torch
@@ -27,16 +27,14 @@ from lamina.device import in_own_precision
 from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.linear.adjoint import transforming
-from lamina.pde.boundary import posed
+from lamina.linear.krylov import check_convergence
+from lamina.pde.boundary import pose
 from lamina.pde.conditions import Condition, checked
-from lamina.pde.poisson import check_convergence, checked_number, default_tolerance
+from lamina.pde.poisson import checked_number, default_tolerance
+from lamina.pde.runge_kutta import SDIRK2, Cost, Field, Stepper
 from lamina.pde.variational import variational
-from lamina.spaces.trace import Trace
 
 __all__ = ["HeatLayer", "PoissonLayer"]
-
-# Two stages of a diagonally implicit Runge-Kutta method, second order and L-stable (Alexander 1977).
-STAGE = 1 - math.sqrt(0.5)
 
 
 class _Layer(nn.Module):
@@ -111,7 +109,7 @@ class PoissonLayer(_Layer):
     @in_own_precision
     def forward(self, f: Tensor, domain: Domain | None = None) -> Tensor:
         """u, of the shape of f, at domain.points."""
-        problem = posed(self._on(domain), self.conditions, None)
+        problem = pose(self._on(domain), self.conditions, None)
         domain, scheme = problem.domain, problem.scheme
         shift = checked_number(self.screening, "screening")
         if shift is None:
@@ -180,29 +178,12 @@ class HeatLayer(_Layer):
         if (1 if u.ndim == 1 else u.shape[-1]) != self.channels:
             raise InputError(f"HeatLayer of {self.channels} channels got a field of shape {tuple(u.shape)}.")
         time = self.time.to(columns).repeat(width // self.channels)
-        mass = domain.load(columns.reshape(len(columns), width))
-        mass, diffused = self._step(domain, scheme, mass, time / self.steps)
-        for _ in range(self.steps - 1):
-            mass, diffused = self._step(domain, scheme, mass, time / self.steps)
-        return _like((domain.readout @ diffused).reshape(columns.shape), u)
-
-    def _step(self, domain: Domain, scheme: Trace, mass: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
-        """From M u (n, k) to that a time dt (k,) later, and u itself there.
-
-        Stages v = u + STAGE dt v' and w = u + (1 - STAGE) dt v' + STAGE dt w', M u' = A u; the second is the result.
-        Only M u enters, so that a field given by its values need not be projected first.
-        """
-        tolerance = default_tolerance(domain, self.tolerance)
-        shift = 1 / (STAGE * dt)
-
-        def implicit(known: Tensor) -> Tensor:
-            result = scheme.solve(-shift * known, shift, tolerance=tolerance, start=None, report=None)
-            check_convergence(result, tolerance, True)
-            return result.solution
-
-        slope = shift * (scheme.mass(implicit(mass)) - mass)
-        new = implicit(mass + (1 - STAGE) * dt * slope)
-        return scheme.mass(new), new
+        # Only the load enters, so that a field given by its values need not be projected first.
+        state = Field(domain.load(columns.reshape(len(columns), width)))
+        stepper = Stepper(SDIRK2, scheme, default_tolerance(domain, self.tolerance), warm=False)
+        for _ in range(self.steps):
+            state, _, _ = stepper.step(state, None, 0.0, time / self.steps, Cost())
+        return _like((domain.readout @ cast(Tensor, state.unknowns)).reshape(columns.shape), u)
 
 
 def _columns(field: Tensor, domain: Domain) -> Tensor:

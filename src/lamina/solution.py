@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.spaces.trace import Trace
 from lamina.view.colours import as_floats
 from lamina.view.display import Display, display, own_points
 
@@ -88,9 +87,9 @@ class Solution:
     def statistics(self) -> dict[str, float]:
         """Least and largest value, mean and integral over the surface, at the last time."""
         domain = self.domain
-        if isinstance(domain.scheme, Trace):
+        if domain.has_weak_forms:
             points, weights = domain.quadrature.points, domain.quadrature.weights
-            there = domain.scheme.readout_in(domain.cut.element, points).matrix @ self.unknowns[-1].detach()
+            there = domain.scheme.at_places(self.unknowns[-1].detach(), slice(None))
             there = self._held(points, there[None])[-1].detach()
             everywhere = torch.cat([there, self.values.detach()])
         else:

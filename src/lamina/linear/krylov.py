@@ -25,6 +25,19 @@ class KrylovResult:
     converged: bool
 
 
+def check_convergence(result: KrylovResult, tolerance: float, raise_on_failure: bool) -> list[str]:
+    """A sentence about a solve that stopped short of its tolerance, or SolveError if that is not to be borne."""
+    if result.converged:
+        return []
+    message = (
+        f"The solve stopped at a relative residual of {result.residual:.1e} after {result.iterations} cycles "
+        f"(asked: {tolerance:.0e}); use a larger tolerance, a smaller spacing, or double precision."
+    )
+    if raise_on_failure:
+        raise SolveError(message)
+    return [message]
+
+
 def fgmres(
     apply: Callable[[Tensor], Tensor],
     b: Tensor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +12,10 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.paper.coupled import Coupled
 from lamina.paper.ghosts import Rule
-from lamina.pde.boundary import Kept, Posed, at_places, kinds, steady, values_at
+from lamina.pde.boundary import KeptConditions, at_places, kinds, steady, values_at
 from lamina.pde.conditions import Condition
 from lamina.pde.locations import no_rim, tested
+from lamina.pde.problem import Problem
 from lamina.spaces.scheme import VALUE
 
 
@@ -30,7 +32,7 @@ def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -
     return True
 
 
-def on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> Posed | None:
+def on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> Problem | None:
     """The scheme with rules for its ghost nodes; None if conditions hold elsewhere than on rims."""
     if not _all_on_rims(domain, scheme, conditions):
         return None
@@ -55,9 +57,9 @@ def on_coupled(domain: Domain, scheme: Coupled, conditions: list[Condition]) -> 
 
     given = partial(values_at, domain, conditions, finest, ghosts.rim)
     load = steady(lambda time: new.boundary_load(given(time)), conditions)
-    domain = domain.with_scheme(new)
-    kept = Kept(conditions, partial(_fluxes_on_rims, domain, conditions), domain)
-    return Posed(domain, new, load, lambda u: new.with_ghosts(u, given(0.0)), kept)
+    domain = domain.with_scheme(cast(Any, new))
+    kept = KeptConditions(conditions, partial(_fluxes_on_rims, domain, conditions), domain)
+    return Problem(domain, new, load, lambda u: new.with_ghosts(u, given(0.0)), kept)
 
 
 def _fluxes_on_rims(domain: Domain, conditions: list[Condition], u: Tensor, time: float) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,8 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.grid.band import Band, band_radius
+from lamina.grid.cut import cut_surface
+from lamina.grid.cut_surface import CutSurface
 from lamina.grid.sizing import Needs, check_positive
 from lamina.paper.attention import Attention, attention_extension, sampled_band
 from lamina.paper.conditions import on_coupled
@@ -34,10 +36,11 @@ from lamina.paper.interpolation import Lines, interpolation
 from lamina.paper.learned import LearnedCoupled
 from lamina.paper.patches import safe_radius
 from lamina.paper.shell import CUBIC_RADIUS, READOUTS, Shell
-from lamina.pde.boundary import Posed, posed, what_needs_cells
+from lamina.pde.boundary import pose, what_needs_cells
 from lamina.pde.conditions import Condition, checked
 from lamina.pde.heat import explicit_steps
-from lamina.pde.integrators import Explicit
+from lamina.pde.integrators import Integrator
+from lamina.pde.problem import Problem
 from lamina.pde.variational import Coefficient, Diffusivity, baseline_refuses, is_number, positive_number
 from lamina.progress import Update, progress
 from lamina.spaces.scheme import Scheme
@@ -70,6 +73,9 @@ class BandDomain(Domain):
     rim_order: of the coupled scheme at the rims of an open surface, 2 or, to compare with, 1.
     The rest as of `lamina.Domain`.
     """
+
+    has_weak_forms = False
+    scheme: Any
 
     @in_own_precision
     def __init__(
@@ -150,6 +156,11 @@ class BandDomain(Domain):
         found = attention_extension(band, radius, samples, learned, network, update)
         return made(band, found.matrix, True, geometry.component_count, update, readout=readout), found.warnings
 
+    @cached_property
+    def cut(self) -> CutSurface:
+        """The pieces that cells of this spacing cut the surface into, for pictures and integrals."""
+        return cut_surface(self.geometry, self.lattice)
+
     def _again(self, device: torch.device | str, dtype: torch.dtype) -> Domain:
         return BandDomain(
             self.surface, self.spacing, scheme=self.scheme.name, order=self.order,
@@ -162,22 +173,22 @@ class BandDomain(Domain):
         return f"{self.scheme.name} scheme, order {self.order}, extension {self.extension}"
 
 
-@posed.register
-def band_posed(
+@pose.register
+def band_pose(
     domain: BandDomain,
     conditions: Sequence[Condition] | Condition | None,
     diffusivity: Diffusivity | None,
     screening: Coefficient | None = None,
-) -> Posed:
+) -> Problem:
     """What a band's scheme keeps by itself: conditions on rims, a diffusivity that is a number."""
     asked = checked(conditions)
     diffusivity = None if diffusivity is None else as_data(diffusivity, "the diffusivity")
     scheme: Any = domain.scheme
     if screening is None and not asked:
         if diffusivity is None:
-            return Posed(domain, scheme, None)
+            return Problem(domain, scheme)
         if isinstance(scheme, Coupled) and is_number(diffusivity):
-            return Posed(domain, cast(Scheme, ConstantDiffusivity(scheme, positive_number(diffusivity))), None)
+            return Problem(domain, cast(Scheme, ConstantDiffusivity(scheme, positive_number(diffusivity))))
     if asked and screening is None and diffusivity is None and isinstance(scheme, Coupled):
         found = on_coupled(domain, scheme, asked)
         if found is not None:
@@ -186,7 +197,7 @@ def band_posed(
 
 
 @explicit_steps.register
-def band_explicit_steps(domain: BandDomain, conditions: Sequence[Condition] | Condition | None) -> Explicit:
+def band_explicit_steps(domain: BandDomain, conditions: Sequence[Condition] | Condition | None) -> Integrator:
     return partial(explicit_euler, hold=clamp(domain, conditions))
 
 

@@ -8,7 +8,7 @@ Phys. 2008): of first order, and here to reproduce the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from lamina.errors import InputError, SolveError
 from lamina.paper.shell import Shell
 from lamina.pde.boundary import at_places, values_at
 from lamina.pde.conditions import Condition, Dirichlet, checked
-from lamina.pde.integrators import Run
+from lamina.pde.integrators import Run, Settings
+from lamina.pde.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,19 @@ def clamp(domain: Domain, conditions: Sequence[Condition] | Condition | None) ->
 
 
 def explicit_euler(
-    scheme: Any,
-    u: Tensor,
-    moments: list[float],
-    steps: int | None,
-    update: Callable[[float, str], None],
-    hold: Clamp | None = None,
+    problem: Problem, u: Tensor, moments: list[float], settings: Settings, hold: Clamp | None = None
 ) -> Run:
     """u <- E (u + dt L u), the explicit closest point iteration, with dt = 0.1 dx^2 unless steps are given.
 
     hold: what holds values, in steps of its own.
     """
+    scheme: Any = problem.scheme
     run = Run([], [])
     t, end = 0.0, moments[-1]
     if hold is not None:
         u = hold(u, 0.0)
     start = scheme.norm(u)
-    dt_most = 0.1 * scheme.spacing**2 if steps is None else end / steps
+    dt_most = 0.1 * scheme.spacing**2 if settings.steps is None else end / settings.steps
     for moment in moments:
         count = max(1, math.ceil((moment - t) / dt_most - 1e-9))
         dt = (moment - t) / count
@@ -84,7 +81,7 @@ def explicit_euler(
             now = t + i * dt
             u = scheme.explicit_step(u, dt) if hold is None else hold.step(u, dt, now)
             run.steps += 1
-            update((now + dt) / end, f"{run.steps} steps")
+            settings.update((now + dt) / end, f"{run.steps} steps")
         t = moment
         # Diffusion never grows a field, unless values are held; a little room for the rounding of a steady one.
         size = scheme.norm(u)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, singledispatch
 
 import torch
@@ -25,6 +25,7 @@ from lamina.pde.locations import (
     with_pins,
     with_region,
 )
+from lamina.pde.problem import Load, Problem
 from lamina.pde.variational import (
     Coefficient,
     Diffusivity,
@@ -35,14 +36,12 @@ from lamina.pde.variational import (
 )
 from lamina.search.neighbours import k_nearest
 from lamina.spaces.nitsche import Asked
-from lamina.spaces.scheme import FLUX, FREE, VALUE, Scheme
+from lamina.spaces.scheme import FLUX, FREE, VALUE
 from lamina.spaces.trace import Trace
-
-Load = Callable[[float], Tensor]  # time -> what conditions add to A u
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptConditions:
     """What the conditions of a solve say about its solution."""
 
     conditions: list[Condition]
@@ -60,27 +59,16 @@ class Kept:
         return values
 
 
-@dataclass(frozen=True)
-class Posed:
-    """A domain and scheme that keep conditions."""
-
-    domain: Domain
-    scheme: Scheme
-    load: Load | None  # None where nothing was asked
-    started: Callable[[Tensor], Tensor] = lambda u: u  # unknowns of a field, made to keep the conditions at time 0
-    kept: Kept | None = None  # None where nothing was asked
-
-
 @singledispatch
-def posed(
+def pose(
     domain: Domain,
     conditions: Sequence[Condition] | Condition | None,
     diffusivity: Diffusivity | None,
     screening: Coefficient | None = None,
-) -> Posed:
+) -> Problem:
     """The domain with operators that keep the conditions, with a diffusivity and a screening that varies.
 
-    Other kinds of domains register how they keep conditions: `posed.register`.
+    Other kinds of domains register how they keep conditions: `pose.register`.
     Raises InputError for conditions that hold nowhere, or two of which hold at one place.
     """
     asked = checked(conditions)
@@ -89,9 +77,9 @@ def posed(
     if asked:
         return _with_conditions(domain, scheme, asked, diffusivity, screening)
     if diffusivity is None and screening is None:
-        return Posed(domain, scheme, None)
+        return Problem(domain, scheme)
     coefficient, reaction = _coefficients(domain, scheme.cut, diffusivity, screening)
-    return Posed(domain, Trace(scheme.cut, coefficient, screening=reaction), None)
+    return Problem(domain, Trace(scheme.cut, coefficient, screening=reaction))
 
 
 def what_needs_cells(diffusivity: Diffusivity | None, screening: Coefficient | None) -> str:
@@ -161,7 +149,7 @@ def _with_conditions(
     conditions: list[Condition],
     diffusivity: Diffusivity | None,
     screening: Coefficient | None,
-) -> Posed:
+) -> Problem:
     seams, curve_of = find_seams(domain, conditions)
     cut = domain.cut_along(seams) if seams else scheme.cut
     rim = cut.rim
@@ -196,7 +184,7 @@ def _with_conditions(
     def fluxes(u: Tensor, time: float) -> Tensor:
         return trace.boundary_fluxes(u, given(time), len(conditions))
 
-    return Posed(domain, trace, load, kept=Kept(conditions, fluxes, domain, tuple(held)))
+    return Problem(domain, trace, load, kept=KeptConditions(conditions, fluxes, domain, tuple(held)))
 
 
 def steady(load: Load, conditions: list[Condition]) -> Load:
@@ -207,10 +195,11 @@ def steady(load: Load, conditions: list[Condition]) -> Load:
     return lambda time: steady
 
 
-def with_source(domain: Domain, scheme: Scheme, load: Load | None, source: Value | None) -> Load | None:
-    """The load of boundary conditions and of a source, a function of points, or of points and time."""
+def with_source(problem: Problem, source: Value | None) -> Problem:
+    """The problem with a source, a function of points, or of points and time, besides the load of its conditions."""
     if source is None:
-        return load
+        return problem
+    domain, scheme, load = problem.domain, problem.scheme, problem.load
     if callable(source) and depends_on_time(source):
         function = source
 
@@ -218,12 +207,12 @@ def with_source(domain: Domain, scheme: Scheme, load: Load | None, source: Value
             return scheme.load(domain.field(lambda x: function(x, time), "the source"))
 
     else:
-        steady = domain.load_of(scheme, source, "the source")
+        constant = domain.load_of(scheme, source, "the source")
 
         def own(time: float) -> Tensor:
-            return steady
+            return constant
 
-    return own if load is None else lambda time: load(time) + own(time)
+    return replace(problem, load=own if load is None else lambda time: load(time) + own(time))
 
 
 def value_at(domain: Domain, c: Condition, number: int, x: Tensor, time: float) -> Tensor:

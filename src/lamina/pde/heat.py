@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time as clock
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import singledispatch
 
 import torch
@@ -14,9 +15,9 @@ from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
 from lamina.errors import InputError
 from lamina.expression import as_data
-from lamina.pde.boundary import posed, with_source
+from lamina.pde.boundary import pose, with_source
 from lamina.pde.conditions import Condition, Value, depends_on_time
-from lamina.pde.integrators import Explicit, tr_bdf2
+from lamina.pde.integrators import INTEGRATORS, Integrator, Settings
 from lamina.pde.poisson import default_tolerance
 from lamina.pde.resolution import lost_on_grid, roughly
 from lamina.pde.variational import Diffusivity
@@ -64,46 +65,43 @@ def heat(
     domain = as_domain(domain, "heat")
     source = source if source is None else as_data(source, "the source", time=True)
     moments = _moments(time, times, frames or 0)
-    known = domain.time_methods
+    known = [*domain.time_methods, *(name for name in INTEGRATORS if domain.has_weak_forms)]
     method = known[0] if method is None else method
     if method not in known:
-        raise InputError(f"Unknown method {method!r}; known for this domain: {', '.join(known)}.")
+        raise InputError(f"Unknown method {method!r}; known for this domain: {', '.join(dict.fromkeys(known))}.")
     if steps is not None and steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}.")
     if not 0 < accuracy < 1:
         raise InputError(f"accuracy must lie between 0 and 1, got {accuracy!r}.")
     start = clock.perf_counter()
-    explicit = None
     if method == "euler":
-        explicit, conditions = explicit_steps(domain, conditions), None
+        integrate, conditions = explicit_steps(domain, conditions), None
         if source is not None:
             raise InputError("Explicit steps know no source; use lamina.Domain.")
-    problem = posed(domain, conditions, diffusivity)
-    domain, scheme = problem.domain, problem.scheme
-    load = with_source(domain, scheme, problem.load, source)
+    else:
+        integrate = INTEGRATORS[method]
+    problem = with_source(pose(domain, conditions, diffusivity), source)
+    domain, scheme, load = problem.domain, problem.scheme, problem.load
     u = scheme.sample(domain.field(u0, "the initial state", channels=True))
-    said = lost_on_grid(domain, scheme, u0, "the initial state", lambda: u) if u.ndim == 1 else []
+    said = lost_on_grid(domain, u0, "the initial state", lambda: u) if u.ndim == 1 else []
     if source is not None:
         first = (lambda x: source(x, 0.0)) if callable(source) and depends_on_time(source) else source
         shown = domain.load_of(scheme, first, "the source")
         said += lost_on_grid(
-            domain, scheme, first, "the source", lambda: roughly(scheme, domain.field(first, "the source"), shown)
+            domain, first, "the source", lambda: roughly(domain, domain.field(first, "the source"), shown)
         )
     u = problem.started(u)
     size = 1.0
     if u.ndim == 2 and load is not None:
         one = load
-        load = lambda t: one(t)[:, None]  # noqa: E731 - the same for every channel
+        problem = replace(problem, load=lambda t: one(t)[:, None])  # the same for every channel
     elif u.ndim == 2:
         # The error of a step is measured over all channels; small ones shall be as accurate as large ones.
         norms = u.new_tensor([scheme.norm(channel) for channel in u.T])
         size = torch.where(norms > 0, norms, 1.0)
     with progress("heat", show_progress) as update:
-        if explicit is not None:
-            run = explicit(scheme, u / size, moments, steps, update)
-        else:
-            tolerance = default_tolerance(domain, tolerance)
-            run = tr_bdf2(scheme, u / size, moments, steps, accuracy, tolerance, update, load, checkpoint)
+        settings = Settings(steps, accuracy, default_tolerance(domain, tolerance), checkpoint, update)
+        run = integrate(problem, u / size, moments, settings)
     return Solution(
         domain,
         torch.stack([*([] if frames is None else [u]), *(state * size for state in run.snapshots)]),
@@ -118,7 +116,7 @@ def heat(
 
 
 @singledispatch
-def explicit_steps(domain: Domain, conditions: Sequence[Condition] | Condition | None) -> Explicit:
+def explicit_steps(domain: Domain, conditions: Sequence[Condition] | Condition | None) -> Integrator:
     """The integrator of explicit steps, which holds conditions in its own way; baselines register theirs."""
     raise InputError('Functions on cut cells take implicit steps; leave method="euler" out.')
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lamina.device import in_own_precision
 from lamina.domain import Domain, as_domain
-from lamina.errors import InputError, SolveError
+from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.grid.sizing import extent
-from lamina.linear.krylov import KrylovResult
-from lamina.pde.boundary import posed
+from lamina.linear.krylov import check_convergence
+from lamina.pde.boundary import pose
 from lamina.pde.conditions import Condition
 from lamina.pde.resolution import lost_on_grid, roughly
 from lamina.pde.variational import Coefficient, Diffusivity
@@ -62,7 +62,7 @@ def poisson(
     f = as_data(f, "the right-hand side")
     screening = as_data(screening, "the screening")
     shift = checked_number(screening, "screening")
-    problem = posed(domain, conditions, diffusivity, None if shift is not None else screening)
+    problem = pose(domain, conditions, diffusivity, None if shift is not None else screening)
     domain, scheme = problem.domain, problem.scheme
     shift = 0.0 if shift is None else shift
     tolerance = default_tolerance(domain, tolerance)
@@ -82,7 +82,7 @@ def poisson(
             ),
         )
     warnings = check_convergence(result, tolerance, raise_on_failure)
-    warnings += lost_on_grid(domain, scheme, f, "the right-hand side", lambda: roughly(scheme, right, data_load))
+    warnings += lost_on_grid(domain, f, "the right-hand side", lambda: roughly(domain, right, data_load))
     u = result.solution
     if not (isinstance(shift, Tensor) or shift):
         with torch.no_grad():
@@ -131,18 +131,6 @@ def default_tolerance(domain: Domain, tolerance: float | None) -> float:
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance!r}.")
     return tolerance
-
-
-def check_convergence(result: KrylovResult, tolerance: float, raise_on_failure: bool) -> list[str]:
-    if result.converged:
-        return []
-    message = (
-        f"The solve stopped at a relative residual of {result.residual:.1e} after {result.iterations} cycles "
-        f"(asked: {tolerance:.0e}); use a larger tolerance, a smaller spacing, or double precision."
-    )
-    if raise_on_failure:
-        raise SolveError(message)
-    return [message]
 
 
 def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:

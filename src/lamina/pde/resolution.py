@@ -11,8 +11,6 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.expression import as_data
 from lamina.geometry.triangles import dot, unit
-from lamina.spaces.scheme import Scheme
-from lamina.spaces.trace import Trace
 
 # A sine of three cells a wave loses about this share of its size on the grid, noise nearly all; the edge of a region
 # that is ten cells wide loses less than half of it.
@@ -23,7 +21,6 @@ STARTS, DIRECTIONS, CLIMBS = 32, 8, 40  # of the search for the peak of data tha
 @torch.no_grad()
 def lost_on_grid(
     domain: Domain,
-    scheme: Scheme,
     data: Callable[[Tensor], Tensor] | Tensor | float | str,
     name: str,
     u: Callable[[], Tensor],
@@ -40,8 +37,8 @@ def lost_on_grid(
     on_grid = u().detach()
     values = field(domain.points) if callable(data) else torch.as_tensor(data).to(domain.points)
     checks = [(values, domain.readout.matrix @ on_grid, domain.surface.areas)]
-    if isinstance(scheme, Trace):
-        one = slice(None, None, 3)  # of the three points of each piece
+    if domain.has_weak_forms:
+        scheme, one = domain.scheme, slice(None, None, 3)  # a few points of each piece
         checks.append((field(scheme.places)[one], scheme.at_places(on_grid, one), scheme.quadrature.weights[one]))
     worst, size, scale = 0.0, 0.0, 0.0
     for true, shown, weights in checks:
@@ -61,9 +58,10 @@ def lost_on_grid(
     ]
 
 
-def roughly(scheme: Scheme, field: Callable[[Tensor], Tensor], load: Tensor) -> Tensor:
+def roughly(domain: Domain, field: Callable[[Tensor], Tensor], load: Tensor) -> Tensor:
     """The unknowns (n,) of a field with a known load, to the digits that a share of it needs."""
-    return scheme.project(load, tolerance=1e-2) if isinstance(scheme, Trace) else scheme.sample(field)
+    scheme = domain.scheme
+    return scheme.project(load, tolerance=1e-2) if domain.has_weak_forms else scheme.sample(field)
 
 
 def _spacing_for(domain: Domain, field: Callable[[Tensor], Tensor]) -> float | None:

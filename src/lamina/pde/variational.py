@@ -24,9 +24,9 @@ def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> T
 
     Raises InputError for a baseline's domain, which has no weak forms, or for a bad diffusivity.
     """
-    scheme = domain.scheme
-    if not isinstance(scheme, Trace):
+    if not domain.has_weak_forms:
         raise baseline_refuses(domain, what)
+    scheme = domain.scheme
     if diffusivity is None:
         return scheme
     return Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
-from lamina.spaces.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.view.normals import corner_normals
@@ -150,7 +149,7 @@ def _pieces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
     of_corner = element.repeat_interleave(3)
     points, normals = _mean(corners, vertex, count), unit(_mean(cut.corner_normals, vertex, count))
     below = None  # where functions are evaluated, if not on the surface
-    if isinstance(scheme, Trace):
+    if domain.has_weak_forms:
         component = cut.elements.component[of_corner][first_of_each(vertex, count)]
         feet = ClosestPoints(points, normals, component)
         own = corners if cut.flat_corners is None else cut.flat_corners.reshape(-1, 3)
@@ -163,7 +162,7 @@ def _pieces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
     faces = _outward(feet.points, feet.normals, faces[used])
 
     def middles(shown: _Triangles, ends: Tensor, source: Tensor) -> tuple[_Corners, Tensor]:
-        if isinstance(scheme, Trace):
+        if domain.has_weak_forms:
             feet = _between(shown.feet, ends)
             at = feet.points if shown.below is None else shown.below[ends].mean(1)
             values = scheme.readout_in(element[source], at).matrix @ unknowns.T

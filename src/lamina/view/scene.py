@@ -84,13 +84,12 @@ class Scene:
 def grid_nodes(domain: Domain) -> Tensor:
     """Positions (k, 3) of the grid's nodes: the band, or the corners of the cells that the surface cuts."""
     from lamina.geometry.lattice import OCTANTS
-    from lamina.spaces.trace import Trace
 
-    scheme: Any = domain.scheme
-    if isinstance(scheme, Trace):
-        cell = scheme.cut.elements.cell[: scheme.cut.elements.active].long()
+    if domain.has_weak_forms:
+        cell = domain.cut.elements.cell[: domain.cut.elements.active].long()
         ijk = torch.unique((cell[:, None] + OCTANTS.to(cell.device)).reshape(-1, 3), dim=0)
-        return scheme.cut.lattice.position(ijk)
+        return domain.lattice.position(ijk)
+    scheme: Any = domain.scheme
     band = scheme.band if hasattr(scheme, "band") else scheme.levels[0].band
     return band.lattice.position(band.ijk)
 
