@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import test_layers
 
 import lamina
+import test_layers
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "architecture.md").read_text()

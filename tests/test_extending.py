@@ -10,6 +10,7 @@ import torch
 import lamina
 from lamina.geometry.basis import BASES
 from lamina.io import formats
+from lamina.pde.integrators import INTEGRATORS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "extending.md"
 SECTIONS = dict(re.findall(r"^## An? (.+?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE))
@@ -26,7 +27,8 @@ def example(section: str) -> str:
 def run(tmp_path, monkeypatch):
     """Run the example of a section, in an empty folder, with nothing left registered; the names that it defines."""
     monkeypatch.chdir(tmp_path)
-    bases, readers = dict(BASES), dict(formats.REGISTERED)
+    registries = BASES, formats.REGISTERED, INTEGRATORS
+    before = [dict(registry) for registry in registries]
 
     def call(section: str) -> dict:
         names: dict = {"__name__": "__main__"}
@@ -34,9 +36,9 @@ def run(tmp_path, monkeypatch):
         return names
 
     yield call
-    for registry, before in ((BASES, bases), (formats.REGISTERED, readers)):
+    for registry, entries in zip(registries, before, strict=True):
         registry.clear()
-        registry.update(before)
+        registry.update(entries)
 
 
 @pytest.mark.parametrize("section", EXAMPLES)
@@ -104,6 +106,18 @@ def test_the_integrator_multiplies_a_harmonic_in_each_step(run):
     v = run("integrator")["v"]
     expected = (1 + 2 * 0.1 / 40) ** -40 * v.domain.points[:, 0]
     torch.testing.assert_close(v.values, expected, rtol=0, atol=1e-3)
+    assert v.steps == 40
+
+
+def test_the_integrator_keeps_conditions_sources_and_moments(run):
+    """du/dt = Laplacian(u) + 1 with u = t on the rim keeps u = t."""
+    run("integrator")
+    half = lamina.Domain(lamina.clip(lamina.Sphere(), lambda x: x[:, 2]), spacing=0.2)
+    rim = lamina.Dirichlet("rim", lambda x, t: t * torch.ones_like(x[:, 0]))
+    v = lamina.heat(half, 0.0, 0.1, rim, source=1.0, times=[0.03], steps=10, method="implicit-euler")
+    assert v.times == (0.03, 0.1)
+    for state, t in zip(v.snapshots, v.times, strict=True):
+        torch.testing.assert_close(state, torch.full_like(state, t), rtol=0, atol=1e-6)
 
 
 def test_the_projection_on_cubic_functions_is_of_order_four(run):
