@@ -11,6 +11,7 @@ import lamina
 from lamina.geometry.basis import BASES
 from lamina.io import formats
 from lamina.pde.integrators import INTEGRATORS
+from lamina.reconstruction import choose
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "extending.md"
 SECTIONS = dict(re.findall(r"^## An? (.+?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE))
@@ -27,7 +28,7 @@ def example(section: str) -> str:
 def run(tmp_path, monkeypatch):
     """Run the example of a section, in an empty folder, with nothing left registered; the names that it defines."""
     monkeypatch.chdir(tmp_path)
-    registries = BASES, formats.REGISTERED, INTEGRATORS
+    registries = BASES, formats.REGISTERED, INTEGRATORS, choose.REGISTERED
     before = [dict(registry) for registry in registries]
 
     def call(section: str) -> dict:
@@ -88,10 +89,30 @@ def test_the_extension_of_a_registered_format_decides(tmp_path):
 
 def test_the_reconstruction_is_the_ellipsoid_that_noisy_samples_are_of(run):
     names = run("reconstruction")
-    ellipsoid = lamina.Domain(lamina.Ellipsoid(1.0, 0.8, 0.6), spacing=0.2)
-    assert names["domain"].quadrature.area == pytest.approx(ellipsoid.quadrature.area, rel=0.01)
-    away = names["domain"].points - lamina.Ellipsoid(1.0, 0.8, 0.6).closest_points(names["domain"].points).points
-    assert float(away.norm(dim=1).max()) < 0.3 * 0.02 * 3**0.5  # the length of the noise
+    domain, ellipsoid = names["domain"], lamina.Ellipsoid(1.0, 0.8, 0.6)
+    assert domain.reconstruction.method == "quadric"
+    assert "points of the surface from: quadric (it was asked for)" in repr(domain)
+    assert len(domain.points) == len(names["points"])
+    assert domain.quadrature.area == pytest.approx(lamina.Domain(ellipsoid, spacing=0.2).quadrature.area, rel=0.01)
+    x = domain.quadrature.points
+    away = (x - ellipsoid.closest_points(x).points).norm(dim=1)
+    assert float(away.max()) < 0.3 * float(names["noise"].norm(dim=1).mean())
+
+
+def test_a_registered_reconstruction_serves_clipped_and_other_surfaces(run):
+    names = run("reconstruction")
+    upper = lamina.clip(lamina.PointCloud(names["points"]), lambda x: x[:, 2])
+    half = lamina.Domain(upper, spacing=0.2, reconstruction="quadric")
+    assert half.quadrature.area == pytest.approx(names["domain"].quadrature.area / 2, rel=0.01)
+    ball = lamina.Domain(lamina.Sphere(), spacing=0.3, reconstruction="quadric")
+    assert ball.quadrature.area == pytest.approx(4 * math.pi, rel=1e-3)
+
+
+def test_names_of_reconstructions_are_checked():
+    with pytest.raises(lamina.InputError, match="lamina has a reconstruction 'jets' already"):
+        choose.register("jets", lambda cloud: cloud)
+    with pytest.raises(lamina.InputError, match="Unknown reconstruction 'quadric'; known: auto, fits, jets, triangles"):
+        lamina.Domain(lamina.Sphere(), reconstruction="quadric")
 
 
 def test_the_biharmonic_equation_is_solved_by_spherical_harmonics(run):

@@ -9,12 +9,13 @@
 
 `reconstruct` takes the method that was asked for, or chooses one, and says which it used and why. Part of a surface
 (`lamina.clip`) has the reconstruction of the whole surface: the whole is reconstructed first and then clipped.
+`register` adds a method of your own (docs/extending.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from lamina.errors import InputError
 from lamina.reconstruction.neural_cloud import NeuralCloud, wide_jets_are_better
@@ -24,8 +25,6 @@ from lamina.surfaces.base import Surface
 from lamina.surfaces.clipped import Clipped
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.splats import Splats
-
-Method = Literal["exact", "jets", "fits", "triangles"]
 
 RECONSTRUCTIONS = ("auto", "fits", "jets", "triangles")  # what Domain(reconstruction=...) takes
 # What Domain(extension=...) takes, the name of version 0.1, and the method that each name asks for. "best" is what
@@ -42,6 +41,7 @@ METHOD_WORDS = {
 }
 # A cloud with fewer points than this has jets by default. Fits need 256, and see most of so small a cloud at once.
 MIN_POINTS_FOR_DEFAULT_FITS = 500
+REGISTERED: dict[str, Callable[[PointCloud], Surface]] = {}  # methods of users: what makes the surface of a cloud
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Reconstruction:
     """The surface that is cut, what it was made from, and why."""
 
     surface: Surface
-    method: Method
+    method: str
     reason: str  # one sentence
 
     def __str__(self) -> str:
-        return f"{METHOD_WORDS[self.method]} ({self.reason})"
+        return f"{METHOD_WORDS.get(self.method, self.method)} ({self.reason})"
 
 
 def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
@@ -66,12 +66,14 @@ def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
     splats, and "exact" for all other surfaces. "fits" uses jets where they are better, but never triangles.
     Raises InputError where the method is unknown, or where it finds no surface.
     """
-    if method not in (*RECONSTRUCTIONS, *METHOD_OF_EXTENSION.values()):
-        raise InputError(f"Unknown reconstruction {method!r}; known: {', '.join(RECONSTRUCTIONS)}.")
+    if method not in (*_known(), *METHOD_OF_EXTENSION.values()):
+        raise InputError(f"Unknown reconstruction {method!r}; known: {', '.join(_known())}.")
     if isinstance(surface, Clipped):
         whole = reconstruct(surface.base, method)
         part = surface if whole.surface is surface.base else Clipped(whole.surface, surface.function)
         return replace(whole, surface=part)
+    if method in REGISTERED:
+        return Reconstruction(REGISTERED[method](_as_cloud(surface)), method, "it was asked for")
     if isinstance(surface, NeuralCloud) and method not in ("triangles", "exact"):
         return Reconstruction(surface, "fits", "the cloud was given with its fits")
     if isinstance(surface, TriangulatedCloud) and method not in ("fits", "jets"):
@@ -85,7 +87,28 @@ def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
         return _from_samples(surface, method)
     if method in ("auto", "exact"):
         return Reconstruction(surface, "exact", "it knows its closest points")
-    return _from_samples(PointCloud(surface.positions, surface.normals, name=surface.name), method)
+    return _from_samples(_as_cloud(surface), method)
+
+
+def register(method: str, make: Callable[[PointCloud], Surface]) -> None:
+    """Let `Domain(cloud, reconstruction=method)` cut the surface that make(cloud) returns.
+
+    A second function for the same method replaces the first. Raises InputError where lamina has a method of that name.
+    """
+    if method in (*RECONSTRUCTIONS, *METHOD_WORDS, *METHOD_OF_EXTENSION.values()):
+        raise InputError(f"lamina has a reconstruction {method!r} already; register yours by another name.")
+    REGISTERED[method] = make
+
+
+def _known() -> tuple[str, ...]:
+    return (*RECONSTRUCTIONS, *REGISTERED)
+
+
+def _as_cloud(surface: Surface) -> PointCloud:
+    """The surface if it is a cloud, otherwise its points and normals."""
+    if isinstance(surface, PointCloud):
+        return surface
+    return PointCloud(surface.positions, surface.normals, name=surface.name)
 
 
 def reconstruct_as_asked(surface: Surface, extension: str, reconstruction: str) -> tuple[Reconstruction, str]:
@@ -95,8 +118,8 @@ def reconstruct_as_asked(surface: Surface, extension: str, reconstruction: str) 
     """
     if extension not in ("auto", *EXTENSIONS):
         raise InputError(f"Unknown extension {extension!r}; known: auto, {', '.join(EXTENSIONS)}.")
-    if reconstruction not in RECONSTRUCTIONS:
-        raise InputError(f"Unknown reconstruction {reconstruction!r}; known: {', '.join(RECONSTRUCTIONS)}.")
+    if reconstruction not in _known():
+        raise InputError(f"Unknown reconstruction {reconstruction!r}; known: {', '.join(_known())}.")
     if extension != "auto" and reconstruction != "auto":
         raise InputError(
             f'Give reconstruction or extension, not both; got reconstruction="{reconstruction}" and '
@@ -107,7 +130,7 @@ def reconstruct_as_asked(surface: Surface, extension: str, reconstruction: str) 
         return Reconstruction(surface, method, "the network of the paper sees samples only"), extension
     method = reconstruction if extension == "auto" else METHOD_OF_EXTENSION[extension]
     found = reconstruct(surface, method)
-    return found, EXTENSION_OF_METHOD[found.method]
+    return found, EXTENSION_OF_METHOD.get(found.method, "closest-point")
 
 
 def has_the_points_of(surface: Surface, given: Surface) -> bool:
