@@ -48,7 +48,7 @@ from lamina.grid.band import Band, band_radius
 from lamina.metrics import errors
 from lamina.paper.baselines.reference import reference_poisson
 from lamina.paper.interpolation import Lines, interpolation_matrix
-from lamina.reconstruction.choose import geometry_for
+from lamina.reconstruction.choose import METHOD_OF_EXTENSION, reconstruct
 from lamina.search.neighbours import k_nearest
 from lamina.surfaces.base import Surface
 
@@ -435,7 +435,7 @@ def time_part(options: Any) -> dict[str, Any]:
     for extension in ("jet", "neural") * 3:
         cloud = lamina.PointCloud(feet.points, feet.normals).to(options.device)
         watch = Stopwatch(options.device)
-        geometry, _ = geometry_for(cloud, extension)
+        geometry = reconstruct(cloud, METHOD_OF_EXTENSION[extension]).surface
         lattice = Lattice(geometry.bounds.mean(0), 0.05)
         band = Band.build(geometry, lattice, band_radius(0.05, 0, 1))
         interpolation_matrix(band, band.feet.points, band.component, Lines.NONE)

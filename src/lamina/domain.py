@@ -6,8 +6,9 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,9 +35,7 @@ from lamina.grid.sizing import (
 from lamina.linear.adjoint import Sparse
 from lamina.linear.components import ComponentMean
 from lamina.progress import progress
-from lamina.reconstruction.choose import geometry_for
-from lamina.reconstruction.neural_cloud import NeuralCloud
-from lamina.reconstruction.triangulated_cloud import TriangulatedCloud
+from lamina.reconstruction.choose import Reconstruction, has_the_points_of, reconstruct_as_asked
 from lamina.spaces.galerkin import worth_order_3
 from lamina.spaces.scheme import Scheme
 from lamina.spaces.trace import Trace
@@ -53,8 +52,12 @@ class Domain:
     spacing that suits the shape's size, thin parts and sample density.
     order: 2 (trilinear functions on the cut cells), 3 (quadratic ones), or "auto": 3 where the grid sees how the
     surface turns, otherwise 2; `order_reason` says why.
-    extension: where closest points come from: "closest-point" (the surface itself), "jet" (polynomials fitted to its
-    samples), "neural" (robust fits, weighted by a trained network) or "auto".
+    reconstruction: what the surface of samples is made from: "fits" (robust fits, weighted by a trained network),
+    "jets" (polynomials fitted to the samples), "triangles" (between the samples), or "auto": the one of these that
+    suits the samples; surfaces that know their closest points need none. `domain.reconstruction` says what was used
+    and why.
+    extension: the same by the names of version 0.1: "closest-point" (the surface itself), "jet", "neural" (fits, or
+    jets or triangles where these are better) or "auto".
     origin: a point (3,) that the grid is placed by, the middle of the surface unless given; hold it fixed where the
     shape changes from solve to solve and the grid must not.
     device, dtype: where and how to compute, float64 unless said otherwise.
@@ -91,6 +94,7 @@ class Domain:
         *,
         nodes: int | None = None,
         order: int | str | None = None,
+        reconstruction: str = "auto",
         extension: str = "auto",
         scheme: str | None = None,
         origin: Sequence[float] | Tensor | None = None,
@@ -108,7 +112,7 @@ class Domain:
         if order != "auto" and order not in ORDER:
             raise InputError(f'order must be 2, 3 or "auto", got {order!r}.')
         start = time.perf_counter()
-        self._take(surface, spacing, nodes, extension, origin, device, dtype)
+        self._take(surface, spacing, nodes, extension, reconstruction, origin, device, dtype)
         with progress("building", show_progress) as update:
             update(0.0, "cutting cells")
             self.order, self.order_reason, cut = self._choose_order(order, spacing, nodes)
@@ -124,11 +128,12 @@ class Domain:
         spacing: float | None,
         nodes: int | None,
         extension: str,
+        reconstruction: str,
         origin: Sequence[float] | Tensor | None,
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:
-        """Check what was given; take the surface to its device, and what its closest points come from."""
+        """Check the arguments, move the surface to the device, and reconstruct it where it is samples only."""
         if not isinstance(surface, Surface):
             raise InputError(
                 f"Domain needs a lamina surface, got {type(surface).__name__}; see lamina.load and lamina.Mesh."
@@ -140,9 +145,12 @@ class Domain:
         if spacing is not None:
             check_spacing(surface, spacing)
         self.surface = _moved(surface, device, dtype)
-        self.geometry, self.extension = geometry_for(self.surface, extension)
-        if isinstance(self.geometry, NeuralCloud | TriangulatedCloud) and self.geometry.points is self.surface.points:
-            self.surface = self.geometry  # the same points, with normals, components and areas found better
+        self._requested: dict[str, Any] = {"extension": extension, "reconstruction": reconstruction}
+        self.reconstruction: Reconstruction
+        self.reconstruction, self.extension = reconstruct_as_asked(self.surface, extension, reconstruction)
+        self.geometry = self.reconstruction.surface
+        if has_the_points_of(self.geometry, self.surface):
+            self.surface = self.geometry
         middle = self.geometry.bounds.mean(0)
         self._origin = middle if origin is None else _checked_origin(origin, middle)
 
@@ -289,8 +297,8 @@ class Domain:
         return self._again(device, dtype)
 
     def _again(self, device: torch.device | str, dtype: torch.dtype) -> Domain:
-        moved = Domain(self.surface, self.spacing, order=self.order, extension=self.extension, origin=self._origin,
-                       device=device, dtype=dtype, show_progress=False)  # fmt: skip
+        moved = Domain(self.surface, self.spacing, order=self.order, origin=self._origin, device=device, dtype=dtype,
+                       show_progress=False, **self._requested)  # fmt: skip
         moved.order_reason = self.order_reason
         return moved
 
@@ -374,6 +382,7 @@ class Domain:
             f"Domain of {self.surface.name} ({self.surface.representation}, {len(self.points)} points, "
             f"{self.component_count} component{'s' if self.component_count > 1 else ''})",
             f"  {self._kind}, spacing {self.spacing:g}",
+            f"  points of the surface from: {self.reconstruction}",
             "  level   spacing   unknowns   non-zeros       MB",
         ]
         for i, (spacing, unknowns, entries, size) in enumerate(self.scheme.table()):
@@ -381,12 +390,22 @@ class Domain:
         return "\n".join(lines)
 
 
-def default_grid(surface: Surface) -> tuple[int, float, str]:
-    """Order and spacing that Domain(surface) would choose, and the reason for the order."""
+@dataclass(frozen=True)
+class DefaultGrid:
+    """What Domain(surface) chooses."""
+
+    order: int
+    order_reason: str
+    spacing: float
+    reconstruction: Reconstruction
+
+
+def default_grid(surface: Surface) -> DefaultGrid:
+    """What Domain(surface) would choose, without its operators."""
     grid = object.__new__(Domain)
-    grid._take(surface, None, None, "auto", None, surface.points.device, surface.points.dtype)
+    grid._take(surface, None, None, "auto", "auto", None, surface.points.device, surface.points.dtype)
     order, why, _ = grid._choose_order("auto", None, None)
-    return order, grid.spacing, why
+    return DefaultGrid(order, why, grid.spacing, grid.reconstruction)
 
 
 def as_domain(given: Domain | Surface, caller: str) -> Domain:
