@@ -17,7 +17,8 @@ from lamina.fits.polynomials import (
     slopes_by_monomials,
 )
 from lamina.fits.project import project
-from lamina.search.neighbours import PieceTrees, connected_pieces, k_nearest, tangent_frames, voronoi_areas
+from lamina.geometry.frames import tangent_frames
+from lamina.search.neighbours import PieceTrees, connected_pieces, k_nearest, voronoi_areas
 from lamina.surfaces.analytic import Sphere, Torus
 
 

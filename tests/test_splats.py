@@ -10,9 +10,9 @@ from plyfile import PlyData
 import lamina
 from lamina import gallery
 from lamina.fits.visibility import Gaussians, look
+from lamina.geometry.frames import tangent_frames
 from lamina.io.formats import READERS
 from lamina.metrics import errors
-from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.splats import Splats, axes_of
 from lamina.view.colours import colourise
 from schemes import of_scheme

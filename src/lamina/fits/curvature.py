@@ -19,8 +19,9 @@ from torch import Tensor
 
 from lamina.fits.jets import Jets, fit_jets
 from lamina.fits.polynomials import height_derivatives
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
-from lamina.search.neighbours import PieceTrees, tangent_frames
+from lamina.search.neighbours import PieceTrees
 
 NEIGHBOURS = 16  # of a quadric fitted to samples, the sample itself included
 
@@ -88,7 +89,7 @@ def from_fundamental_forms(points: Tensor, normals: Tensor, tangents: Tensor, se
     the tangents, G = J'J, and the shape operator in the parameters G^-1 B. In orthonormal tangents E with J = E A
     (G = A'A) that is the symmetric matrix S = A^-T B A^-1.
     """
-    basis = tangent_frames(normals)[:, :2]
+    basis = tangent_basis(normals)
     a, b, c, d = torch.einsum("mic,mjc->mij", basis, tangents).flatten(1).unbind(1)  # A = [[a, b], [c, d]]
     determinant = a * d - b * c
     tiny = torch.finfo(points.dtype).tiny ** 0.5
@@ -110,7 +111,7 @@ def from_level_set(points: Tensor, gradient: Tensor, hessian: Tensor) -> Surface
     """
     length = dot(gradient, gradient).sqrt().clamp_min(torch.finfo(points.dtype).tiny)
     normals = unit(gradient)
-    basis = tangent_frames(normals)[:, :2]
+    basis = tangent_basis(normals)
     shape = torch.einsum("mac,mcd,mbd->mab", basis, hessian / length[:, None, None], basis)
     entries = [shape[:, 0, 0], 0.5 * (shape[:, 0, 1] + shape[:, 1, 0]), shape[:, 1, 1]]
     return from_shape_operator(points, normals, basis, torch.nan_to_num(torch.stack(entries, 1)))

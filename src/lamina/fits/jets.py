@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lamina.device import by_kernel
 from lamina.fits.polynomials import coefficient_count, derivatives, monomials
-from lamina.search.neighbours import tangent_frames
+from lamina.geometry.frames import tangent_frames
 
 MAX_ENTRIES = {"cpu": 2**18, "cuda": 2**25}  # of one chunk's design matrix
 SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from lamina.device import by_kernel
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot
-from lamina.search.neighbours import BEYOND, LINK_TURN, cell_radii, k_nearest, rays, spacing_of, tangent_frames
+from lamina.search.neighbours import BEYOND, LINK_TURN, cell_radii, k_nearest, rays, spacing_of
 
 NEIGHBOURS, MORE_NEIGHBOURS = 32, 128  # among which empty discs are looked for, and then surely found
 NEAR = 12  # the distance of this neighbour is about two spacings, the radius of discs that may be empty by chance
@@ -70,8 +71,7 @@ def find_rims(points: Tensor, normals: Tensor, neighbours: Callable[[Tensor, int
     size = (mean**2).sum(1).sqrt()
     on_rim = ((size > 0.02) & sure[near[:, : NEAR + 1]].any(1)).nonzero()[:, 0]
     rows = rows[on_rim]
-    tangents = tangent_frames(normals[rows])[:, :2]
-    outward[rows] = ((mean / size.clamp_min(1e-30)[:, None])[on_rim, None] @ tangents)[:, 0]
+    outward[rows] = ((mean / size.clamp_min(1e-30)[:, None])[on_rim, None] @ tangent_basis(normals[rows]))[:, 0]
     spacing = spacing_of(reach, min(NEAR, near.shape[1] - 1), roomy)[on_rim, 0]
     limit[rows] = BEYOND * spacing
     if len(rows) >= FEWEST and not _regular(points, near[on_rim, : NEAR + 1], neighbours):
@@ -132,11 +132,10 @@ def _room(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor
     found = []
     for block in near.split(max(1, ENTRIES[points.device.type] // (len(ray) * near.shape[1]))):
         own, others = block[:, 0], block[:, 1:]
-        tangents = tangent_frames(normals[own])[:, :2]
         offset = points[others] - points[own, None]
         facing = dot(normals[own, None], normals[others]) > LINK_TURN
         reach = dot(offset, offset).sqrt()[:, last - 1, None]
-        radius = cell_radii(offset @ tangents.transpose(1, 2), facing[..., None], ray)
+        radius = cell_radii(offset @ tangent_basis(normals[own]).transpose(1, 2), facing[..., None], ray)
         found.append((radius > reach, radius > LARGE * reach, reach))
     roomy, wide, reach = (torch.cat(part) for part in zip(*found, strict=True))
     return roomy, wide, reach

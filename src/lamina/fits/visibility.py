@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lamina.search.neighbours import tangent_frames
+from lamina.geometry.frames import tangent_basis
 
 VIEWS = 24
 BEST = 6  # one view in so many may show a Gaussian better than its light says: through a hole, say
@@ -81,7 +81,7 @@ def look(gaussians: Gaussians, pixel: float, views: int = VIEWS) -> Seen:
         light[view] /= whole.clamp_min(torch.finfo(light.dtype).tiny)
         met |= whole > 0
         at = ((before > 0.5) & (before * (1 - rays.alpha) <= 0.5)).nonzero()[:, 0]
-        place = rays.place(at) * pixel @ tangent_frames(d[None])[0, :2] + rays.depth[at, None] * d
+        place = rays.place(at) * pixel @ tangent_basis(d[None])[0] + rays.depth[at, None] * d
         found.append((place, (-d).expand_as(place), rays.gaussian[at], stopped[at]))
     points, towards, gaussian, opaque = (torch.cat(part) for part in zip(*found, strict=True))
     good = light.topk(1 + views // BEST, dim=0).values[-1]
@@ -96,7 +96,7 @@ def openness(seen: Seen, normals: Tensor, pixel: float, slack: float, views: int
     """
     faced, open_ = torch.zeros_like(seen.opaque), torch.zeros_like(seen.opaque)
     for d in directions(views).to(normals):
-        axes = tangent_frames(d[None])[0, :2]
+        axes = tangent_basis(d[None])[0]
         pixels, depth = (seen.points @ axes.T / pixel).round().long(), seen.points @ d
         low = pixels.amin(0)
         key = (pixels[:, 0] - low[0]) * int(pixels[:, 1].max() - low[1] + 1) + pixels[:, 1] - low[1]
@@ -130,7 +130,7 @@ class _Rays:
 
 
 def _rays(gaussians: Gaussians, d: Tensor, pixel: float) -> _Rays:
-    axes = tangent_frames(d[None])[0, :2] / pixel
+    axes = tangent_basis(d[None])[0] / pixel
     middle, far = gaussians.centres @ axes.T, gaussians.centres @ d
     across = axes @ gaussians.covariances @ axes.T + ROUND * torch.eye(2, dtype=d.dtype, device=d.device)
     inverse = torch.linalg.inv(across)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.device import by_kernel
+from lamina.geometry.frames import tangent_frames
 from lamina.geometry.triangles import dot, unit
-from lamina.search.neighbours import tangent_frames
 
 FEATURES = 11  # of a neighbour
 OWN = 5  # of a sample, besides what its neighbours say

@@ -10,6 +10,7 @@ import torch
 from scipy.spatial import KDTree
 from torch import Tensor
 
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot
 from lamina.linear.graph import components
 from lamina.search.bins import nearest_by_bins
@@ -168,8 +169,7 @@ def voronoi_areas(points: Tensor, normals: Tensor, k: int = 20) -> Tensor:
     areas = torch.empty_like(points[:, 0])
     for rows in torch.arange(len(points), device=points.device).split(max(1, 2**22 // (RAYS * k))):
         near = index[rows, 1:]
-        tangents = tangent_frames(normals[rows])[:, :2]
-        plane = (points[near] - points[rows, None]) @ tangents.transpose(1, 2)
+        plane = (points[near] - points[rows, None]) @ tangent_basis(normals[rows]).transpose(1, 2)
         agreement = dot(normals[rows, None], normals[near])
         plane = plane * ((1 + agreement) / 2).clamp_min(0.5).rsqrt()[..., None]
         facing = (agreement > 0)[..., None]
@@ -229,18 +229,3 @@ def _cell_areas(plane: Tensor, facing: Tensor, ray: Tensor, farthest: Tensor) ->
 
 def _cross(a: Tensor, b: Tensor) -> Tensor:
     return a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
-
-
-def tangent_frames(normals: Tensor) -> Tensor:
-    """Orthonormal frames (n, 3, 3) with rows t1, t2, n for unit normals (n, 3).
-
-    Without branches or divisions by small numbers: Duff et al. (2017), "Building an orthonormal basis,
-    revisited".
-    """
-    x, y, z = normals.unbind(-1)
-    sign = torch.where(z >= 0, 1.0, -1.0).to(z)
-    a = -1 / (sign + z)
-    b = x * y * a
-    t1 = torch.stack([1 + sign * x * x * a, sign * b, -sign * x], -1)
-    t2 = torch.stack([b, sign + y * y * a, -y], -1)
-    return torch.stack([t1, t2, normals], -2)
