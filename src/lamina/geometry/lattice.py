@@ -28,6 +28,22 @@ class Lattice:
         return Lattice(self.origin, 2 * self.spacing)
 
 
+def cell_keys(ijk: tuple[Tensor, ...], shape: Tensor | tuple[int, int, int]) -> Tensor:
+    """One integer (i shape[1] + j) shape[2] + k for each cell or node (i, j, k), given as three tensors.
+
+    Within a box of shape (3,) cells the integers are distinct and increase in the order of (i, j, k). They are linear
+    in (i, j, k), so the same function gives the difference of keys for a difference of cells.
+    """
+    i, j, k = ijk
+    return (i * shape[1] + j) * shape[2] + k
+
+
+def cells_of_keys(key: Tensor, shape: Tensor) -> Tensor:
+    """The cells (..., 3) within the box whose keys (...,) are given."""
+    row, k = torch.div(key, shape[2], rounding_mode="floor"), key % shape[2]
+    return torch.stack([torch.div(row, shape[1], rounding_mode="floor"), row % shape[1], k], -1)
+
+
 # The eight children of a block, and the eight corners of a cell, in the order of the node keys.
 OCTANTS = torch.tensor([[i, j, k] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
 
@@ -124,11 +140,8 @@ def blocks_around(lattice: Lattice, points: Tensor, radius: float, level: int) -
     gap = (torch.cartesian_prod(step, step, step).abs() - 1).clamp_min(0)
     offset = torch.cartesian_prod(step, step, step)[(gap**2).sum(1) * side**2 <= (radius * (1 + 1e-9)) ** 2]
     offset = offset.to(points.device)
-    i, j, k = (home - low).unbind(1)
-    used = torch.unique((i * shape[1] + j) * shape[2] + k)
+    used = cells_of_keys(torch.unique(cell_keys((home - low).unbind(1), shape)), shape)
     wide = shape + 2 * reach
-    i, j, k = used // (shape[1] * shape[2]), used // shape[2] % shape[1], used % shape[2]
-    i, j, k = (v[:, None] + o + reach for v, o in zip((i, j, k), offset.unbind(1), strict=True))
-    key = torch.unique((i * wide[1] + j) * wide[2] + k)
-    ijk = torch.stack([key // (wide[1] * wide[2]), key // wide[2] % wide[1], key % wide[2]], 1) + low - reach
-    return Blocks(lattice, level, ijk, torch.zeros_like(key))
+    around = tuple(u[:, None] + o + reach for u, o in zip(used.unbind(1), offset.unbind(1), strict=True))
+    key = torch.unique(cell_keys(around, wide))
+    return Blocks(lattice, level, cells_of_keys(key, wide) + low - reach, torch.zeros_like(key))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.device import by_kernel
+from lamina.geometry.lattice import cell_keys
 from lamina.geometry.triangles import dot_rows, minus, rows, take
 
 FEW = 2**25  # pairs of points and queries that are all looked at
@@ -94,11 +95,8 @@ class _Bins:
         self.all, self.width, self.low = points, width, points.amin(0)
         cube = ((points - self.low) / width).long()
         self.shape = cube.amax(0) + 1
-        self.key, self.order = torch.sort(self._keys(*cube.unbind(1)))
+        self.key, self.order = torch.sort(cell_keys(cube.unbind(1), self.shape))
         self.points = rows(points[self.order])
-
-    def _keys(self, i: Tensor, j: Tensor, k: Tensor) -> Tensor:
-        return (i * self.shape[1] + j) * self.shape[2] + k
 
     def nearest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Indices (n, k) and distances (n, k) of the nearest in the bins around x (n, 3), and whether (n,) they are the
@@ -127,8 +125,8 @@ class _Bins:
         i, j = (cube[:, :1] + step.repeat_interleave(3), cube[:, 1:2] + step.repeat(3))
         low, high = (cube[:, 2:] - 1).clamp_min(0), torch.minimum(cube[:, 2:] + 1, self.shape[2] - 1)
         there = (i >= 0) & (i < self.shape[0]) & (j >= 0) & (j < self.shape[1]) & (low <= high)
-        first = torch.searchsorted(self.key, self._keys(i, j, low))
-        last = torch.searchsorted(self.key, self._keys(i, j, high), right=True)
+        first = torch.searchsorted(self.key, cell_keys((i, j, low), self.shape))
+        last = torch.searchsorted(self.key, cell_keys((i, j, high), self.shape), right=True)
         return first, (last - first) * there
 
     def _nearest_in(
