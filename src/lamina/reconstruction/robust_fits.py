@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.fits.blend import Blend
-from lamina.fits.jets import TRUST, TRUST_NEIGHBOUR, Jets
+from lamina.fits.jets import MAX_REACH, REACH_NEIGHBOUR, REACH_OVER_NEIGHBOUR, Jets
 from lamina.fits.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.reconstruction.fit_network import FitNetwork, Fits, Neighbourhoods
@@ -82,8 +82,8 @@ class Fitted:
 
     def jets(self, near: Tensor) -> Jets:
         """As jets; near (m, j): neighbours among them, which say how far each is used."""
-        offset = self.centres[near[:, min(TRUST_NEIGHBOUR, near.shape[1] - 1)]] - self.centres
-        reach = (TRUST * dot(offset, offset).sqrt() / self.scale).clamp(max=1.25)
+        offset = self.centres[near[:, min(REACH_NEIGHBOUR, near.shape[1] - 1)]] - self.centres
+        reach = (REACH_OVER_NEIGHBOUR * dot(offset, offset).sqrt() / self.scale).clamp(max=MAX_REACH)
         return Jets(2, self.centres, self.frames, self.coefficients, self.scale, reach, self.error)
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lamina.fits.rims import NEAR
+from lamina.fits.rims import RIM_NEIGHBOUR
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
 from lamina.linear.graph import components, first_of_each
 from lamina.reconstruction.neural_cloud import NeuralCloud
 from lamina.reconstruction.robust_fits import FEW
 from lamina.reconstruction.triangulation import triangulate
 from lamina.search.neighbours import k_nearest
-from lamina.search.triangles_by_samples import Candidates
+from lamina.search.triangles_by_samples import TrianglesBySamples
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
 
@@ -97,7 +97,8 @@ class _Triangles:
         # Among samples on a line or in a plane some are no corners, and yet on the triangles.
         rows = (dot(around, around) == 0).nonzero()[:, 0]
         if len(rows):
-            which, foot = (v.to(points.device) for v in Candidates(corners.double().cpu())(points[rows].double().cpu()))
+            nearest = TrianglesBySamples(corners.double().cpu())
+            which, foot = (v.to(points.device) for v in nearest(points[rows].double().cpu()))
             offset = points[rows] - foot.to(points)
             on = dot(offset, offset).sqrt() < ON * areas.mean().sqrt()
             around[rows] = torch.where(on[:, None], looks[which], 0.0)
@@ -115,7 +116,7 @@ class _Triangles:
         Such are long ones that all their normals deny, and patches, for the most part of long ones, that their normals
         deny on the whole: where a surface flares at its rim some corners of a lid look its way.
         """
-        near = k_nearest(points, min(NEAR + 1, len(points)))[1][:, -1]
+        near = k_nearest(points, min(RIM_NEIGHBOUR + 1, len(points)))[1][:, -1]
         long = self.longest > LONG * near[self.faces].amin(1)
         lid = long & (self.agreement.amax(1) < DENIES)
         doubted = (self.agreement.mean(1) < AGREES) | long & (self.agreement.amin(1) < AGREES)
