@@ -1,4 +1,4 @@
-"""Vectors of three inside Triton kernels: read, written, and frames around them."""
+"""Vectors of three numbers inside Triton kernels: reading, writing, and tangent frames."""
 
 from __future__ import annotations
 
