@@ -11,8 +11,7 @@ from lamina.fits.polynomials import coefficient_count, evaluator, height_derivat
 from lamina.geometry.triangles import unit
 from lamina.linear.adjoint import first_order
 
-# Most steps of Newton's method for one foot. Nearly all feet converge in fewer than ten; the others stay at the best
-# place found.
+# Most steps of Newton's method for one foot; a foot that has not converged by then stays at the best point found.
 MAX_NEWTON_STEPS = 40
 # A Newton step is used as it is if the second derivatives of the squared distance are positive definite, with pivots
 # above this share of the unit they have on a plane. Below, the distance is nearly flat, as near a centre of curvature,

@@ -12,7 +12,7 @@ from lamina.linear.graph import components, numbered
 from lamina.search.winding import WindingTree
 
 # A piece lies inside the others if the median of their winding number is above a half just outside this many of its
-# largest faces, at the second number times the root of the face's area. A few faces would do on clean meshes.
+# largest faces, at the second number times the root of the face's area.
 INSIDE_PROBES, INSIDE_PROBE_DISTANCE = 16, 0.01
 
 

@@ -22,7 +22,7 @@ MAX_FACING_COSINE = -0.5
 # A ball is shrunk if its radius becomes less than this share of itself: inside a round part it would go on shrinking
 # by ever smaller amounts, and a tenth is accurate enough.
 MAX_SHRINK_SHARE = 0.9
-MAX_SHRINK_STEPS = 7  # most balls stop after two or three
+MAX_SHRINK_STEPS = 7  # a ball is shrunk at most this often; chosen by trial
 
 
 def medial_radii(points: Tensor, normals: Tensor, asked: int, largest: float) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lamina.geometry.triangles import closest_on_triangle, dot, dot_rows, minus, rows, take, triangle_areas
 
-# The closest point is looked for on the triangles of this many nearest samples. With one, the error h^2 / (2 d) below
-# is common; with six, it is rare.
+# The closest point is looked for on the triangles of this many nearest samples. With fewer, the error h^2 / (2 d)
+# below is more common; with more, a query takes longer. Chosen by trial.
 TRIED_SAMPLES = 6
 MAX_EDGE_PIECES = 256  # pieces into which an edge is cut for samples, which bounds the memory for one huge triangle
 SAMPLE_QUERY_BATCH = 2**16  # queries at a time
