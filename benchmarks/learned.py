@@ -40,7 +40,7 @@ from common import BENCHMARKS, Stopwatch, child, parser, record, write
 
 import lamina
 from lamina.errors import InputError, SolveError
-from lamina.fits.fitting import Choice, Cloud, Fit, Way
+from lamina.fits.surface_fit import ChosenSettings, Cloud, FittedSurface, JetSettings
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import unit
@@ -160,8 +160,8 @@ CASES: dict[str, tuple[tuple[str, ...], float, Callable[..., tuple[torch.Tensor,
     "other shapes, flipped": (OTHERS, 0.04, flipped),
 }
 FIXED = {
-    f"degree {way.degree}, {way.k} neighbours{', normals' if way.slopes else ''}": way
-    for way in (Way(2, 24, False), Way(4, 48, False), Way(6, 24, True), Way(2, 200, False))
+    f"degree {jets.degree}, {jets.k} neighbours{', normals' if jets.slopes else ''}": jets
+    for jets in (JetSettings(*of) for of in ((2, 24, False), (4, 48, False), (6, 24, True), (2, 200, False)))
 }
 
 
@@ -182,12 +182,13 @@ def attempt(s: Shape, cloud: Callable[[], Surface], spacing: float, extension: s
     return {**row, "seconds": perf_counter() - start}
 
 
-def with_fixed(cloud: lamina.PointCloud, way: Way) -> lamina.PointCloud:
-    """The cloud with jets fitted in one way all over."""
+def with_fixed(cloud: lamina.PointCloud, settings: JetSettings) -> lamina.PointCloud:
+    """The cloud with jets of the same settings everywhere."""
     kept = cloud._kept
     samples = Cloud(cloud._unique[kept], cloud._normals[kept], cloud._component[kept])
-    near = samples.neighbours(torch.arange(len(kept)), max(way.k, 16))
-    cloud._fit = Fit(samples, near[:, :16].contiguous(), samples.fit(near, way), Choice(way, math.nan, False), None)
+    near = samples.neighbours(torch.arange(len(kept)), max(settings.k, 16))
+    choice = ChosenSettings(settings, math.nan, False)
+    cloud._fit = FittedSurface(samples, near[:, :16].contiguous(), samples.fit(near, settings), choice, None)
     return cloud
 
 

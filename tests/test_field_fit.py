@@ -18,7 +18,7 @@ from lamina.learn.field_fit import FieldFit, draw_target_samples, fit_field, fit
 from lamina.learn.signed_distance import SignedDistanceTarget, signed_distance_target
 from lamina.search.face_orientation import agreeing_sides, outward_signs
 from lamina.search.nearest import Nearest
-from lamina.search.triangles_by_samples import Candidates
+from lamina.search.triangles_by_samples import TrianglesBySamples
 from lamina.search.winding import WindingTree
 from lamina.surfaces.fields import LatentDecoder, load_field, save_field
 from lamina.surfaces.icosphere import icosphere
@@ -135,7 +135,7 @@ def test_candidates_find_the_closest_points_that_an_exact_search_finds():
     fine, thin = sphere(3)
     triangles = torch.cat([points[faces], 0.3 * fine[thin] + 2])
     x = scattered(3000, size=3.0)
-    exact, found = Nearest(triangles).to_points(x)[1], Candidates(triangles)(x)[1]
+    exact, found = Nearest(triangles).to_points(x)[1], TrianglesBySamples(triangles)(x)[1]
     excess = (x - found).norm(dim=1) - (x - exact).norm(dim=1)
     assert excess.min() > -1e-12
     assert excess.max() < 1e-4

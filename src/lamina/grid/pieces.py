@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.lattice import Lattice
+from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.grid.cut_surface import CutSurface, Lift, mean_normals, rule_points
 from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves, Parts, Sides, Units
@@ -425,9 +425,8 @@ class CellLocator:
 
 
 def _cell_key(cell: Tensor, low: Tensor, shape: Tensor) -> Tensor:
-    i, j, k = (cell - low).unbind(-1)
     inside = ((cell >= low) & (cell < low + shape)).all(-1)
-    return torch.where(inside, (i * shape[1] + j) * shape[2] + k, -1)
+    return torch.where(inside, cell_keys((cell - low).unbind(-1), shape), -1)
 
 
 def _locator(elements: Elements, quadrature: Quadrature, lattice: Lattice, element: Tensor) -> CellLocator:

@@ -21,7 +21,7 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
 from lamina.search.face_orientation import outward_signs
-from lamina.search.triangles_by_samples import Candidates
+from lamina.search.triangles_by_samples import TrianglesBySamples
 from lamina.search.winding import WindingTree
 from lamina.surfaces.base import Surface
 from lamina.surfaces.mesh import Mesh
@@ -155,7 +155,7 @@ def _mesh_parts(mesh: Surface, centre: Tensor, scale: float) -> _Parts:
     in_front = winding((corners.mean(1) + SIDE_OFFSET * normals).float())
     kept = _bounding(mesh.name, areas, in_front + 0.5, notes)
     corners, normals, areas = corners[kept], normals[kept], areas[kept]
-    closest = Candidates(corners)
+    closest = TrianglesBySamples(corners)
 
     def feet(y: Tensor) -> tuple[Tensor, Tensor]:
         piece, foot = closest(y)

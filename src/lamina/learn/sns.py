@@ -13,10 +13,10 @@ from torch import Tensor
 
 from lamina.device import available
 from lamina.errors import InputError
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
 from lamina.learn.schedule import warm_cosine
 from lamina.learn.sphere_target import SphereTarget, sphere_target
-from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.base import Surface
 from lamina.surfaces.sns import SNSConfig, SphericalNeuralSurface
 from lamina.surfaces.spherical_map import SphericalMap
@@ -95,7 +95,7 @@ def _pool(target: SphereTarget, count: int, generator: torch.Generator) -> tuple
     The second and third are at the angle DIFFERENCE_ANGLE from the first, in orthogonal directions.
     """
     s = target.draw(count, generator)
-    t1, t2, _ = tangent_frames(s).unbind(1)
+    t1, t2 = tangent_basis(s).unbind(1)
     angle = 2 * math.pi * torch.rand(count, 1, generator=generator, dtype=s.dtype)
     t1 = angle.cos() * t1 + angle.sin() * t2
     where = torch.cat([s, *(unit(s + DIFFERENCE_ANGLE * t) for t in (t1, torch.linalg.cross(s, t1)))])
@@ -142,7 +142,7 @@ def fit_error(model: SphericalNeuralSurface, target: Target, *, count: int = 20_
     s = aim.draw(count, torch.Generator().manual_seed(seed))
     like = model.centre
     angle = DIFFERENCE_ANGLE_DOUBLE if like.dtype == torch.float64 else DIFFERENCE_ANGLE
-    t1, t2, _ = tangent_frames(s).unbind(1)
+    t1, t2 = tangent_basis(s).unbind(1)
     where = torch.cat([s, *(unit(s + angle * t) for t in (t1, -t1, t2, -t2))])
     with torch.no_grad():
         mine = model(where.to(like)).to(where).reshape(5, count, 3)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.expression import as_data
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.frames import tangent_basis
 
 # A sine of three cells a wave loses about this share of its size on the grid, noise nearly all; the edge of a region
 # that is ten cells wide loses less than half of it.
@@ -75,10 +75,9 @@ def _spacing_for(domain: Domain, field: Callable[[Tensor], Tensor]) -> float | N
     mean = values.mean()
     start = (values - mean).abs().topk(min(len(values), STARTS)).indices
     x, normals = quadrature.points[start], quadrature.normals[start]
-    axis = torch.zeros_like(x).scatter_(1, normals.abs().argmin(1, keepdim=True), 1.0)
-    first = unit(axis - dot(axis, normals)[:, None] * normals)
+    first, second = tangent_basis(normals).unbind(1)
     angle = torch.arange(DIRECTIONS, device=x.device)[:, None, None] * (2 * math.pi / DIRECTIONS)
-    around = angle.cos().to(x) * first + angle.sin().to(x) * torch.linalg.cross(normals, first)  # (8, s, 3)
+    around = angle.cos().to(x) * first + angle.sin().to(x) * second  # (8, s, 3)
 
     def height(points: Tensor) -> Tensor:
         return (field(points.reshape(-1, 3)) - mean).abs().reshape(points.shape[:-1])

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.device import by_kernel
+from lamina.geometry.frames import tangent_frames
 from lamina.geometry.triangles import dot, unit
-from lamina.search.neighbours import tangent_frames
 
 NEIGHBOUR_FEATURES = 11  # that the network sees of each neighbour
 SAMPLE_FEATURES = 5  # that the network sees of each sample, besides those of its neighbours

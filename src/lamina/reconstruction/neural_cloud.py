@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.fits.blend import Blend
-from lamina.fits.fitting import Choice, Cloud, Fit, choose_ways
 from lamina.fits.jets import Jets
 from lamina.fits.outliers import small_pieces
+from lamina.fits.surface_fit import ChosenSettings, Cloud, FittedSurface, choose_settings
 from lamina.geometry.triangles import dot
 from lamina.reconstruction.fit_network import FitNetwork
 from lamina.reconstruction.robust_fits import MIN_SAMPLES_PER_NEIGHBOUR, RobustFits, robust_fits
@@ -97,7 +97,7 @@ class NeuralCloud(PointCloud):
         cloud = Cloud(p, n, component, tree if len(rows) == len(kept) else None)
         near = cloud.neighbours(torch.arange(len(p), device=p.device), settings.neighbours)
         both = fits.jets(near) if jets is None else fits.jets(near).replaced(rows, jets)
-        self._live = Fit(cloud, near, both, choice, None)
+        self._live = FittedSurface(cloud, near, both, choice, None)
         self._fit = self._live.detach()
         self._live_blend = Blend(p, n, near, both, settings.reach, settings.sharp)
         self._blend = self._live_blend.detach()
@@ -192,25 +192,25 @@ def wide_jets_are_better(cloud: PointCloud, fitted: NeuralCloud) -> bool:
     if bool(turned.any()) and not bool(turned.all()):
         return False
     samples = Cloud(points, normals, cloud._component)
-    _, choice = choose_ways(samples)
-    if not choice.error * math.sqrt(4 / choice.way.k) < MAX_WIDE_JET_ERROR * float(fitted.expected_error.mean()):
+    _, choice = choose_settings(samples)
+    if not choice.error * math.sqrt(4 / choice.settings.k) < MAX_WIDE_JET_ERROR * float(fitted.expected_error.mean()):
         return False
-    near = samples.neighbours(torch.arange(len(points), device=points.device), max(choice.way.k, ERROR_SAMPLES))
-    height, _ = samples.predict(near, choice.way)
+    near = samples.neighbours(torch.arange(len(points), device=points.device), max(choice.settings.k, ERROR_SAMPLES))
+    height, _ = samples.predict(near, choice.settings)
     error = _rms_around(height, near)
     return float((error < MAX_LOCAL_OVER_USUAL_ERROR * choice.error).double().mean()) >= WIDE_JET_SAMPLES
 
 
-def _jets_below(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tensor, Tensor]:
+def _jets_below(cloud: Cloud, bound: Tensor) -> tuple[ChosenSettings, Jets | None, Tensor, Tensor]:
     """Jets at the samples whose leave-one-out errors are below a bound (m,).
 
     Returns how jets are fitted, the jets (None if there are none), their samples rows (r,), and the leave-one-out
     errors (m,) of all samples.
     """
-    choice, _ = choose_ways(cloud, widest=MAX_JET_WIDTH_ON_FITS)
+    choice, _ = choose_settings(cloud, widest=MAX_JET_WIDTH_ON_FITS)
     every = torch.arange(len(cloud.points), device=cloud.points.device)
-    near = cloud.neighbours(every, max(choice.way.k, ERROR_SAMPLES))
-    jets, height = cloud.fit_and_predict(near, choice.way)
+    near = cloud.neighbours(every, max(choice.settings.k, ERROR_SAMPLES))
+    jets, height = cloud.fit_and_predict(near, choice.settings)
     error = _rms_around(height, near)
     # The error of the choice is infinite if the noise of the samples is wider than their neighbourhoods.
     better = (error < bound) & (choice.error < torch.inf)
@@ -218,7 +218,7 @@ def _jets_below(cloud: Cloud, bound: Tensor) -> tuple[Choice, Jets | None, Tenso
     if not len(rows):
         return choice, None, rows, error
     live = torch.is_grad_enabled() and (cloud.points.requires_grad or cloud.normals.requires_grad)
-    return choice, cloud.fit(near[rows], choice.way) if live else jets.take(rows), rows, error
+    return choice, cloud.fit(near[rows], choice.settings) if live else jets.take(rows), rows, error
 
 
 def _rms_around(height: Tensor, near: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_later
 
 from lamina.fits.blend import Blend
-from lamina.fits.jets import TRUST, TRUST_NEIGHBOUR, Jets
+from lamina.fits.jets import REACH_NEIGHBOUR, REACH_OVER_NEIGHBOUR, Jets
 from lamina.fits.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.reconstruction.fit_network import FitNetwork, Neighbourhoods, NetworkOutput
@@ -105,8 +105,8 @@ class QuadricFits:
 
     def jets(self, near: Tensor) -> Jets:
         """The quadrics as jets. near (m, j): nearest fits, whose distances say how far each quadric is used."""
-        offset = self.centres[near[:, min(TRUST_NEIGHBOUR, near.shape[1] - 1)]] - self.centres
-        reach = (TRUST * dot(offset, offset).sqrt() / self.scale).clamp(max=MAX_REACH_OVER_RADIUS)
+        offset = self.centres[near[:, min(REACH_NEIGHBOUR, near.shape[1] - 1)]] - self.centres
+        reach = (REACH_OVER_NEIGHBOUR * dot(offset, offset).sqrt() / self.scale).clamp(max=MAX_REACH_OVER_RADIUS)
         return Jets(2, self.centres, self.frames, self.coefficients, self.scale, reach, self.error)
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.fits.rims import NEAR
+from lamina.fits.rims import RIM_NEIGHBOUR
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
 from lamina.linear.graph import components, first_of_each
 from lamina.reconstruction.neural_cloud import NeuralCloud
 from lamina.reconstruction.robust_fits import MAX_CLEAN_OUTLIER_SHARE
 from lamina.reconstruction.triangulation import triangulate
 from lamina.search.neighbours import k_nearest
-from lamina.search.triangles_by_samples import Candidates
+from lamina.search.triangles_by_samples import TrianglesBySamples
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.specks import SPECK, left_out_for_size
@@ -94,7 +94,8 @@ class CloudTriangles:
         # Of samples on a line or in a plane some are corners of no triangle and yet lie on one.
         rows = (dot(around, around) == 0).nonzero()[:, 0]
         if len(rows):
-            which, foot = (v.to(points.device) for v in Candidates(corners.double().cpu())(points[rows].double().cpu()))
+            nearest = TrianglesBySamples(corners.double().cpu())
+            which, foot = (v.to(points.device) for v in nearest(points[rows].double().cpu()))
             offset = points[rows] - foot.to(points)
             on = dot(offset, offset).sqrt() < MAX_DISTANCE_ON_TRIANGLE * areas.mean().sqrt()
             around[rows] = torch.where(on[:, None], looks[which], 0.0)
@@ -114,7 +115,7 @@ class CloudTriangles:
         long ones for the most part, that its normals contradict on average: where a surface flares at its rim, the
         normals at some corners of a lid look its way.
         """
-        near = k_nearest(points, min(NEAR + 1, len(points)))[1][:, -1]
+        near = k_nearest(points, min(RIM_NEIGHBOUR + 1, len(points)))[1][:, -1]
         long = self.longest > MIN_LONG_EDGE * near[self.faces].amin(1)
         lid = long & (self.agreement.amax(1) < MAX_CONTRADICTING_COSINE)
         doubtful = (self.agreement.mean(1) < MIN_SUPPORTING_COSINE) | long & (

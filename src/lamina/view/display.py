@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lamina.geometry.lattice import cell_keys
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
 from lamina.surfaces.base import ClosestPoints, Surface
@@ -181,8 +182,8 @@ def _merged(corners: Tensor) -> tuple[Tensor, Tensor]:
     """Vertex (3 t,) of the corners of t triangles, those at one place being one, and the triangles (t, 3)."""
     low = corners.amin(0)
     size = (corners.amax(0) - low).amax().clamp_min(torch.finfo(corners.dtype).tiny)
-    i, j, k = torch.round((corners - low) * ((2**20 - 1) / size)).long().unbind(1)
-    vertex = torch.unique((i * 2**20 + j) * 2**20 + k, return_inverse=True)[1]
+    place = torch.round((corners - low) * ((2**20 - 1) / size)).long()
+    vertex = torch.unique(cell_keys(place.unbind(1), (2**20, 2**20, 2**20)), return_inverse=True)[1]
     return vertex, vertex.reshape(-1, 3)
 
 
