@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from plyfile import PlyData
 
+from lamina.colours import colourise
 from lamina.errors import InputError
+from lamina.io.export import save_splats
 from lamina.io.formats import READERS, FormatError
 from lamina.io.splat_files import RECORD, SH_0, SPLAT_READERS, SplatData, read_splat, read_spz, sniff
-from lamina.view.colours import colourise
-from lamina.view.export import save_splats
 
 COUNT = 300
 

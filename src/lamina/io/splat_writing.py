@@ -1,7 +1,7 @@
 """Writers of Gaussian splats: compressed PLY, .splat, .spz; SOG archives are in lamina.io.sog_writing.
 
 Each takes SplatData and gives the bytes of a file, with the Gaussians in their order. INRIA's PLY, which also carries
-a field, is written by lamina.view.export. Layouts: the format descriptions of PlayCanvas (compressed PLY),
+a field, is written by lamina.io.export. Layouts: the format descriptions of PlayCanvas (compressed PLY),
 antimatter15/splat and nianticlabs/spz (version 3).
 """
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from lamina.fits.fitting import Cloud
 from lamina.fits.footprints import Samples, sample_surface
 from lamina.fits.visibility import Gaussians
 from lamina.geometry.triangles import dot
+from lamina.io.export import check_extension, splat_form
 from lamina.io.splat_files import SplatData
 from lamina.search.neighbours import k_nearest
 from lamina.surfaces.base import ClosestPoints, Surface
@@ -257,3 +259,18 @@ def _extent(centres: Tensor) -> float:
 
 def _listed(dropped: dict[str, int]) -> str:
     return ", ".join(f"{count} {why}" for why, count in dropped.items())
+
+
+def writes_splats(surface: Surface, path: str | Path) -> TypeGuard[Splats]:
+    """Whether a field on the surface is written to the path as Gaussians.
+
+    Raises InputError, with the extensions that can be written, if the path has none of them.
+    """
+    splats = isinstance(surface, Splats)
+    check_extension(path, splats=splats)
+    return splats and splat_form(path) is not None
+
+
+def own_formats(surface: Surface) -> list[str]:
+    """The extension, other than ply, of the format that Gaussians were read from; none for other surfaces."""
+    return [surface.data.form] if isinstance(surface, Splats) and surface.data.form != "ply" else []

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from lamina.colours import as_floats
 from lamina.errors import InputError
-from lamina.view.colours import as_floats
 
 if TYPE_CHECKING:
     from lamina.domain import Domain

@@ -9,18 +9,17 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
+from typing import TYPE_CHECKING, Any, BinaryIO
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lamina.colours import as_floats, colourise
 from lamina.errors import InputError
-from lamina.view.colours import as_floats, colourise
 
 if TYPE_CHECKING:
     from lamina.io.splat_files import SplatData
-    from lamina.surfaces.splats import Splats
 
 
 def save(
@@ -108,24 +107,11 @@ def splat_form(path: str | Path) -> str | None:
     return max(found, key=len)[1:] if found else None
 
 
-def writes_splats(surface: Any, path: str | Path) -> TypeGuard[Splats]:
-    """Whether a field on the surface is written to the path as Gaussians.
-
-    Raises InputError, with the extensions that can be written, if the path has none of them.
-    """
-    from lamina.surfaces.splats import Splats
-
-    forms = SPLAT_FORMS if isinstance(surface, Splats) else ()
+def check_extension(path: str | Path, *, splats: bool = False) -> None:
+    """Raise InputError, with the extensions that can be written, if the path has none of them."""
+    forms = SPLAT_FORMS if splats else ()
     if not (forms and splat_form(path)) and Path(path).suffix.lower() not in _WRITERS:
         raise InputError(_unknown(path, list(dict.fromkeys([*forms, *_WRITERS, ".html"]))))
-    return bool(forms) and splat_form(path) is not None
-
-
-def own_files(surface: Any) -> list[str]:
-    """The endings of files, beside .ply, in which Gaussians came and go back; none for other surfaces."""
-    from lamina.surfaces.splats import Splats
-
-    return [surface.data.form] if isinstance(surface, Splats) and surface.data.form != "ply" else []
 
 
 def _unknown(path: str | Path, known: Sequence[str]) -> str:
