@@ -19,6 +19,7 @@ class _Analytic(Surface):
     """One connected closed surface with a triangulation of samples on it."""
 
     representation = "analytic"
+    smooth = True
 
     def _set_samples(self, points: Tensor, faces: Tensor) -> None:
         self.points, self.faces = points, faces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
@@ -55,17 +55,29 @@ class Surface(ABC):
     notes: what was repaired or assumed when the surface was made, one sentence each.
     facts: what else `lamina info` says of the surface, by name.
     reach: smallest medial radius, where a formula gives it; otherwise lamina.grid.sizing measures it on the samples.
-    exact: whether closest points are those of the surface itself rather than of a fit to samples.
-    open: whether it may have rims, where it ends.
-    faceted: whether it is made of flat faces, with a crease along every edge.
-    tracked: whether its shape carries gradients. `points` and all that is made of them are then constants; closest
-    points, `positions`, `own_feet` and `own_areas` carry them.
+
+    Traits, booleans that are decided where a surface is made; later code asks them and not the class. A surface that is
+    made of another one (Clipped) inherits them with `inherit_traits`.
+    smooth: whether the normal varies continuously, as on analytic surfaces, sphere maps and zero sets. It is a property
+    of the representation: a zero set whose function has kinks is called smooth, too.
+    sampled: whether the surface is known at points only, as point clouds and splats are.
+    noisy: whether the samples carry noise. A point cloud is taken for noisy until a reconstruction has measured it.
+    sharp: whether the surface may have creases, as meshes may.
+    open: whether the surface may have rims, where it ends.
+    exact: whether closest points are those of the surface itself and not of a fit to samples.
+    faceted: whether the surface consists of flat faces, with a crease along every edge.
+    tracked: whether the shape carries gradients. `points` and everything made of `points` are constants even then;
+    closest points, `positions`, `own_feet` and `own_areas` carry the gradients.
     """
 
     representation: str = "surface"
-    exact: bool = True
     reach: float | None = None
+    smooth: bool = False
+    sampled: bool = False
+    noisy: bool = False
+    sharp: bool = False
     open: bool = False
+    exact: bool = True
     faceted: bool = False
     tracked: bool = False
     points: Tensor
@@ -89,6 +101,14 @@ class Surface(ABC):
             f"{type(self).__name__} {self.name!r} ({self.representation}): {len(self.points)} points, {faces}"
             f"{parts} component{'s' if parts > 1 else ''}, extent {size}"
         )
+
+    def inherit_traits(self, base: Surface) -> None:
+        """Take over what is true of `base` wherever this surface is a part of it.
+
+        `open` and `tracked` are not taken over: a part may end where `base` does not, and may hold no gradients.
+        """
+        self.smooth, self.sampled, self.noisy = base.smooth, base.sampled, base.noisy
+        self.sharp, self.exact, self.faceted = base.sharp, base.exact, base.faceted
 
     @abstractmethod
     def closest_points(self, x: Tensor) -> ClosestPoints:
@@ -189,7 +209,7 @@ class Surface(ABC):
         slope = weight * (rows @ first[..., None])[..., 0]
         return index.to(torch.int32), slope + (1 - slope.sum(1, keepdim=True)) * share
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Surface:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same surface with its tensors on another device or in another precision."""
         moved = copy.copy(self)
         for key, value in vars(self).items():

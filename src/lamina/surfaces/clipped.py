@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -42,10 +43,10 @@ def clip(surface: Surface, function: Function) -> Surface:
         )
     if not bool((height > 0).any()):
         raise InputError("Nothing is left of the surface: the function to clip by is positive nowhere on it.")
-    return _clipped_mesh(surface, height) if isinstance(surface, Mesh) else Clipped(surface, function)
+    return _clipped_mesh(surface, height) if surface.faceted else Clipped(surface, function)
 
 
-def _clipped_mesh(mesh: Mesh, height: Tensor) -> Mesh:
+def _clipped_mesh(mesh: Surface, height: Tensor) -> Mesh:
     assert mesh.faces is not None
     cut = clip_triangles(mesh.faces, height)
     if not len(cut.triangles):
@@ -64,8 +65,8 @@ class Clipped(Surface):
     def __init__(self, base: Surface, function: Function):
         super().__init__(base.name)
         self.base, self.function = base, function
-        self.representation, self.exact, self.reach = base.representation, base.exact, base.reach
-        self.faceted = base.faceted
+        self.representation, self.reach = base.representation, base.reach
+        self.inherit_traits(base)
         self.notes, self.facts = list(base.notes), dict(base.facts)
         if base.faces is not None:
             self._take_faces(base.points, base.faces)
@@ -115,9 +116,8 @@ class Clipped(Surface):
                 feet = feet.take(rows)
                 return replace(feet, component=self._component_of(feet.points))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Clipped:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         moved = super().to(device, dtype)
-        assert isinstance(moved, Clipped)
         moved.base = self.base.to(device, dtype)
         return moved
 

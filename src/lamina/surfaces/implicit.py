@@ -44,6 +44,7 @@ class Implicit(Sampled):
     """
 
     representation = "implicit"
+    smooth = True
 
     def __init__(
         self,

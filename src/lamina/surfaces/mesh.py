@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Mesh(Surface):
 
     representation = "mesh"
     faceted = True
+    sharp = True
 
     def __init__(self, V, F, *, name: str = "mesh"):
         super().__init__(name)
@@ -273,9 +274,8 @@ class Mesh(Surface):
         made.facts = dict(self.facts)
         return made
 
-    def to(self, device=None, dtype=None) -> Mesh:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         moved = super().to(device, dtype)
-        assert isinstance(moved, Mesh)
         moved._tree = None
         return moved
 

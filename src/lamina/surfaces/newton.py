@@ -86,7 +86,6 @@ class Sampled(Surface):
         """The same surface on another device or in another precision; networks are copied, then moved, those that want
         gradients with every call anew."""
         moved = super().to(device, dtype)
-        assert isinstance(moved, type(self))
         for key, value in vars(self).items():
             if isinstance(value, nn.Module):
                 other = Elsewhere(value, device, dtype) if self.tracked else copy.deepcopy(value).to(device, dtype)

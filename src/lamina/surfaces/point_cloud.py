@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ class PointCloud(Surface):
     """
 
     representation = "points"
+    sampled = True
+    noisy = True
     exact = False
     _fit: Fit | None = None
     _live: Fit | None = None  # the same with gradients
@@ -176,9 +179,8 @@ class PointCloud(Surface):
         rows = rows.to(self.points.device)
         return ClosestPoints(self.points[rows], self.normals[rows], self.component[rows])
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PointCloud:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         moved = super().to(device, dtype)
-        assert isinstance(moved, PointCloud)
         moved._fit, moved._live = (None if fit is None else fit.to(device, dtype) for fit in (self._fit, self._live))
         moved._rims = None if self._rims is None else self._rims.to(device, dtype)
         return moved

@@ -32,6 +32,7 @@ class SphericalMap(Sampled):
     """
 
     representation = "spherical map"
+    smooth = True
 
     def __init__(self, fn: Callable[[Tensor], Tensor], *, level: int = 5, name: str = "") -> None:
         super().__init__(name)
