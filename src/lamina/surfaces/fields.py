@@ -26,15 +26,17 @@ from torch.nn import functional
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
 
-FORMAT = "lamina neural field 1"
-BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+FIELD_FORMAT = "lamina neural field 1"
+DEFAULT_BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 KINDS = {"sdf": 0.0, "logit": 0.0, "probability": 0.5}  # what the values mean, and at which of them the surface is
 ACTIVATIONS = ("relu", "elu", "tanh", "softplus", "leaky_relu", "gelu", "silu", "sin")
 OUTPUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]] = {  # and their inverses
     "tanh": (torch.tanh, math.atanh),
     "sigmoid": (torch.sigmoid, lambda p: math.log(p / (1 - p))),
 }
-LARGEST = 2**28  # parameters that a field may have
+# Parameters of the largest field that is made, so that a file cannot ask for any amount of memory: 2 GB in float64. A
+# field of a shape has a few millions at most; half or double the limit makes no difference to these.
+MAX_FIELD_PARAMETERS = 2**28
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class FieldConfig:
     scale: float = 1.0
     kind: str = "sdf"
     level: float | None = None
-    bounds: tuple[tuple[float, ...], ...] = BOX
+    bounds: tuple[tuple[float, ...], ...] = DEFAULT_BOX
 
     def __post_init__(self) -> None:
         # Lists come from JSON.
@@ -92,8 +94,8 @@ class FieldConfig:
             raise InputError("omega, beta, slope, skip_scale and level of a field must be finite numbers.")
         if len(self.bounds) != 2 or any(len(corner) != 3 for corner in self.bounds):
             raise InputError(f"bounds must be two corners of three coordinates, got {self.bounds!r}.")
-        if self.parameters > LARGEST:
-            raise InputError(f"a field of {self.parameters} parameters is beyond the limit of {LARGEST}.")
+        if self.parameters > MAX_FIELD_PARAMETERS:
+            raise InputError(f"a field of {self.parameters} parameters is beyond the limit of {MAX_FIELD_PARAMETERS}.")
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -248,7 +250,7 @@ class LevelFunction(nn.Module):
 def save_field(path: str | Path, field: Field, **notes: Any) -> Path:
     """Write a field as a safetensors file: configuration and notes (how it was made) in the metadata."""
     family = {"chosen": field.chosen} if isinstance(field, LatentDecoder) else {}
-    metadata = {"format": FORMAT, "config": field.config.as_dict(), **family, **notes}
+    metadata = {"format": FIELD_FORMAT, "config": field.config.as_dict(), **family, **notes}
     return save_tensors(path, field.state_dict(), metadata)
 
 
@@ -259,7 +261,7 @@ def load_field(path: str | Path) -> Field:
 
 
 def field_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], path: str | Path) -> Field:
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != FIELD_FORMAT:
         raise InputError(f"{path} holds no neural field but {metadata.get('format', 'other tensors')!r}.")
     try:
         known = {entry.name for entry in fields(FieldConfig)}

@@ -15,15 +15,27 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.io.archives import read_npz
+from lamina.io.deepsdf import decoder_folder, read_codes
 from lamina.io.formats import FormatError
+from lamina.io.safetensor_files import load_tensors
 from lamina.io.torch_files import read_checkpoint, tensors_in
 from lamina.surfaces.base import Surface
-from lamina.surfaces.fields import ACTIVATIONS, BOX, KINDS, OUTPUTS, Field, LatentDecoder, LevelFunction
-from lamina.surfaces.latent_files import code_from, decoder_folder, read_decoder
-from lamina.surfaces.neural_files import Layers, build, decoder, layers_of_arrays, layers_of_state
+from lamina.surfaces.decoders import decoder_layers
+from lamina.surfaces.fields import (
+    ACTIVATIONS,
+    DEFAULT_BOX,
+    FIELD_FORMAT,
+    KINDS,
+    OUTPUTS,
+    Field,
+    LatentDecoder,
+    LevelFunction,
+    field_from,
+)
+from lamina.surfaces.networks import Layers, field_of_layers, layers_of_arrays, layers_of_state, with_code
 from lamina.surfaces.zero_set import value_and_gradient
 
-OWN = "lamina neural field"
+LAMINA_LAYOUT = "lamina neural field"
 LARGEST_BOX = 64.0  # half the side of the largest box in which a surface is looked for unasked
 SIDES = (9, 17, 33)  # points along a side of the grids on which signs are looked up, one after the other
 ASKED = 1000  # points at which activations are compared
@@ -110,7 +122,7 @@ def _latent(given: Any) -> int | Tensor:
             return torch.tensor([float(word) for word in words], dtype=torch.float64)
         if not Path(given).is_file():
             raise InputError(f"latent is {str(given)!r}; expected a number, a code as numbers, or a file of one.")
-        return code_from(Path(given))
+        return read_codes(Path(given))
     try:
         return torch.as_tensor(given, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -126,14 +138,14 @@ def neural_surface(path: Path, kind: str, options: FieldOptions, name: str) -> S
     box = options.bounds
     if box is None:
         box = torch.tensor(field.config.bounds, dtype=torch.float64)
-        if field.config.bounds == BOX:
+        if field.config.bounds == DEFAULT_BOX:
             box = _box_around(phi, box, notes)
     if _all_negative(phi, box):
         phi = LevelFunction(field, -phi.sign)
         notes.append("The field is positive inside; its sign was turned, so that normals point outwards.")
     surface = Implicit(phi, box, **({} if options.samples is None else {"samples": options.samples}), name=name)
     surface.notes.extend(notes)
-    stated = options.kind is not None or kind == "decoder" or layout == OWN
+    stated = options.kind is not None or kind == "decoder" or layout == LAMINA_LAYOUT
     surface.facts |= _facts(field, layout, stated, surface)
     return surface
 
@@ -142,13 +154,10 @@ def open_field(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str
     """The field in a file or folder, in float64, what that was recognised as, and what was assumed."""
     given = options.entries()
     if kind == "safetensors":
-        from lamina.io.safetensor_files import load_tensors
-        from lamina.surfaces import fields
-
         tensors, metadata = load_tensors(path)
-        if metadata.get("format") == fields.FORMAT:
-            field = fields.field_from(tensors, metadata, path).double()
-            return _adapted(field, given), OWN, []
+        if metadata.get("format") == FIELD_FORMAT:
+            field = field_from(tensors, metadata, path).double()
+            return _adapted(field, given), LAMINA_LAYOUT, []
         if "format" in metadata:
             raise FormatError(f"it holds {str(metadata['format'])[:60]!r}, which is no surface")
         layers = layers_of_state(tensors)
@@ -157,11 +166,11 @@ def open_field(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str
     elif kind == "decoder":
         folder = decoder_folder(path)
         assert folder is not None
-        layers = read_decoder(folder, path if path.is_file() else None)
+        layers = decoder_layers(folder, path if path.is_file() else None)
     else:
         layers = layers_of_arrays(read_npz(path)[0])
     found, notes = _with_activation(layers, given)
-    field = build(layers, found)
+    field = field_of_layers(layers, found)
     if isinstance(field, LatentDecoder) and given.get("latent") is None and len(field.latents) > 1:
         notes.append(f"Latent code 0 of {len(field.latents)} was taken; give latent to choose another.")
     return field, layers.layout, notes
@@ -184,7 +193,7 @@ def _adapted(field: Field, given: dict[str, Any]) -> Field:
         return field
     if not isinstance(field, LatentDecoder):
         raise FormatError("it takes the coordinates alone; leave out the latent code")
-    return decoder(net, field.latents.detach(), given["latent"]).requires_grad_(False).eval()
+    return with_code(net, field.latents.detach(), given["latent"]).requires_grad_(False).eval()
 
 
 def _with_activation(layers: Layers, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -194,7 +203,7 @@ def _with_activation(layers: Layers, given: dict[str, Any]) -> tuple[dict[str, A
     """
     named = layers.activation is not None or "activation" in given
     choices: list[dict[str, Any]] = [{}] if named else [{"activation": "relu"}, *CANDIDATES]
-    if "skip_scale" not in layers.more and any(b.shape[1] > a.shape[0] for a, b in pairwise(layers.weights)):
+    if "skip_scale" not in layers.config_entries and any(b.shape[1] > a.shape[0] for a, b in pairwise(layers.weights)):
         choices = [choice | {"skip_scale": scale} for scale in (1.0, math.sqrt(0.5)) for choice in choices]
     best = choices[0]
     if len(choices) == 1:
@@ -221,7 +230,7 @@ def _deviation(layers: Layers, given: dict[str, Any]) -> float:
     """Median of ||grad| - 1| in the box [-1, 1]^3."""
     generator = torch.Generator().manual_seed(0)
     x = 2 * torch.rand(ASKED, 3, generator=generator, dtype=torch.float64) - 1
-    _, gradient = value_and_gradient(build(layers, given), x)
+    _, gradient = value_and_gradient(field_of_layers(layers, given), x)
     return float(torch.nan_to_num(gradient.norm(dim=1) - 1, nan=torch.inf).abs().median())
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
 
-FORMAT = "lamina spherical neural surface 1"
+SNS_FORMAT = "lamina spherical neural surface 1"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "softplus": lambda x: nn.functional.softplus(x, beta=10),
@@ -92,13 +92,13 @@ class SphericalNeuralSurface(nn.Module):
 
 def save_sns(path: str | Path, model: SphericalNeuralSurface) -> Path:
     """Write the model as a safetensors file, its configuration in the metadata."""
-    return save_tensors(path, model.state_dict(), {"format": FORMAT, "config": asdict(model.config)})
+    return save_tensors(path, model.state_dict(), {"format": SNS_FORMAT, "config": asdict(model.config)})
 
 
 def load_sns(path: str | Path) -> SphericalNeuralSurface:
     """The model that save_sns wrote, in its precision, on the CPU. Raises InputError for any other file."""
     state, metadata = load_tensors(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != SNS_FORMAT:
         raise InputError(f"{path} holds no spherical neural surface but {metadata.get('format', 'other tensors')!r}.")
     try:
         model = SphericalNeuralSurface(SNSConfig(**metadata["config"])).to(state["centre"].dtype)
