@@ -14,7 +14,7 @@ from lamina.errors import InputError
 from lamina.geometry.tetrahedra import clip_to_box, cut_tetrahedra
 from lamina.geometry.triangles import dot, points_in, triangle_areas, triangle_normals
 from lamina.linear.graph import components, numbered
-from lamina.surfaces.newton import even_subset, owners
+from lamina.surfaces.poisson_disk import even_subset, owners
 from lamina.surfaces.zero_set import Crossed, Function, crosses_sides, find, inside, project, roots, values, why_empty
 
 CANDIDATES = 6  # pieces for each sample, from which the samples are taken
@@ -30,7 +30,7 @@ class ZeroSamples:
     normals: Tensor  # (m, 3)
     areas: Tensor  # (m,)
     component: Tensor  # (m,) int64
-    covering: float  # no point of the zero set is farther from the samples of its component
+    covering_radius: float  # no point of the zero set is farther from the samples of its component
     open: bool  # whether the box cuts it
 
 
