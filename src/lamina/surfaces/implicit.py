@@ -22,7 +22,7 @@ from lamina.surfaces.zero_set import (
     carries_gradients,
     derivative,
     evaluate,
-    inside,
+    in_box,
     offset_to,
     project,
     value_and_gradient,
@@ -115,7 +115,7 @@ class Implicit(NewtonSurface):
         y = minimise(self._model, x, self.starts[start], 2 * self.covering_radius, self.size)
         y, normals, _ = project(self.phi, self.size, y, self.covering_radius, steps=3)
         if self.open:
-            rows = (~inside(self.box, y)).nonzero()[:, 0]
+            rows = (~in_box(self.box, y)).nonzero()[:, 0]
             if len(rows):
                 y[rows], normals[rows] = self._on_rim(x[rows], y[rows], start[rows])
         return y, normals
