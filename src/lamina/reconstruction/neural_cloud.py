@@ -19,7 +19,7 @@ from lamina.reconstruction.fit_network import FitNetwork
 from lamina.reconstruction.robust_fits import FEWEST, Found, robust_fits
 from lamina.search.neighbours import PointTree, connected_pieces, voronoi_areas
 from lamina.surfaces.base import ClosestPoints
-from lamina.surfaces.point_cloud import FEWEST_IN_COMPONENT, PointCloud
+from lamina.surfaces.point_cloud import MIN_SAMPLES_PER_COMPONENT, PointCloud
 
 STEPS = 3  # from the foot on one jet to that on the blend
 THERE = 1e-10  # spacings from the blend: the next step would move a foot by rounding only
@@ -56,7 +56,7 @@ class NeuralCloud(PointCloud):
             if len(kept) < least // 2:
                 raise InputError(f'extension="neural" finds no surface in {len(points)} points; use extension="jet".')
             component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach(), found.tree)
-            whole = (~small_pieces(component, FEWEST_IN_COMPONENT)).nonzero()[:, 0]
+            whole = (~small_pieces(component, MIN_SAMPLES_PER_COMPONENT)).nonzero()[:, 0]
             if len(whole) < len(kept):
                 fits, kept = fits.take(whole), kept[whole]
                 component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())

@@ -1,4 +1,4 @@
-"""Surfaces from files and by name: what a file holds is decided by its content, not by its extension."""
+"""Surfaces from files and by name. What a file holds is decided by its content, not by its extension."""
 
 from __future__ import annotations
 
@@ -49,15 +49,21 @@ def load(
 ) -> Surface:
     """The surface in a file, or the built-in one of that name, in float64.
 
-    Triangles in the file make a Mesh, points alone a PointCloud, Gaussians Splats, a spherical neural surface a
-    SphericalMap, and any other network whose layers can be told an Implicit. name: what the surface is called in
-    reports, the file's stem unless given. viewpoint (3,): from where the points of a cloud without normals were
-    seen. Raises InputError when there is no surface to be had.
+    Triangles in the file make a Mesh, points alone a PointCloud, Gaussians make Splats, a spherical neural surface
+    makes a SphericalMap, and any other network whose layers are recognised an Implicit.
 
-    Of neural fields may be said what their file does not say: activation ("relu", "elu", "tanh", "softplus:100",
-    "leaky_relu", "gelu", "silu", "sin"), omega in sin(omega (W x + b)), kind ("sdf", "logit" or "probability" of being
-    inside), level (of the surface), output ("none", "tanh", "sigmoid"), bounds (2, 3), latent (the number of a code,
-    the code, or a file of one), samples (how many points to spread over the surface).
+    name: what reports call the surface; by default the stem of the file.
+    viewpoint (3,): the position that the points of a cloud without normals were seen from.
+    The other options say what the file of a neural field does not say:
+    activation: "relu", "elu", "tanh", "softplus:100", "leaky_relu", "gelu", "silu" or "sin".
+    omega: the factor in sin(omega (W x + b)).
+    kind: "sdf", "logit" or "probability" (of being inside).
+    level: the value of the field on the surface.
+    output: the activation behind the last layer, "none", "tanh" or "sigmoid".
+    bounds (2, 3): corners of a box around the surface.
+    latent: the number of a latent code, the code itself, or a file with a code.
+    samples: how many points to spread over the surface.
+    Raises InputError if there is no surface in the file.
     """
     from lamina.surfaces.neural import FieldOptions
 
@@ -74,7 +80,7 @@ def load(
     except InputError as error:
         raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error
     except Exception as error:
-        # Readers of other people's formats raise anything at all on a damaged file.
+        # Readers that others wrote raise exceptions of any kind on a damaged file.
         reason = one_line(f"{type(error).__name__}: {error}")
         raise InputError(f"{path} cannot be read as {kind_in_words(found)}: {reason}") from error
 

@@ -23,8 +23,8 @@ from lamina.surfaces.denoise import denoise
 # Triangles longer than this share of the extent are cut into pieces for the search tree, whose bounding balls would
 # otherwise be large. Half makes up to four times as many pieces of large triangles, double makes the search slower.
 MAX_PIECE_OVER_EXTENT = 1 / 48
-# A foot lies on an edge if its distance from the edge is at most this share of the edge's length. In float64 that is far
-# above rounding, so half or double makes no difference.
+# A foot lies on an edge if its distance from the edge is at most this share of the edge's length. In float64 that is
+# far above rounding, so half or double makes no difference.
 EDGE_TOLERANCE = 1e-9
 # A face has no area if twice its area is at most this share of its longest edge squared: its normal is then rounding.
 MAX_FLAT_AREA_RATIO = 1e-12
@@ -258,8 +258,8 @@ class Mesh(Surface):
         where D is a difference of each vertex with its neighbours and s_i^2 its local variance, found from the mesh by
         empirical Bayes (MacKay 1992; Tipping 2001), so that creases and detail are smoothed less. That is done for
         positions and then for heights along normals, where s is such that the area is that of the surface without
-        noise: see `lamina.surfaces.denoise`. Rims and edges of more than two faces are smoothed along themselves, and their
-        ends and corners stay; so do vertices of no face. The result has no gradients with respect to the vertices.
+        noise: see `lamina.surfaces.denoise`. Rims and edges of more than two faces are smoothed along themselves; their
+        ends and corners stay, as vertices of no face do. The result has no gradients with respect to the vertices.
         Raises InputError for a noise that is no finite number >= 0.
         """
         if noise is not None and not (isinstance(noise, int | float) and isfinite(noise) and noise >= 0):

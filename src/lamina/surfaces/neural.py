@@ -1,4 +1,4 @@
-"""Surfaces of neural fields in files: the network, what its values mean, the box, and the side that is inside."""
+"""Surfaces of neural fields in files: finds the network, what its values mean, its box, and which side is inside."""
 
 from __future__ import annotations
 
@@ -36,11 +36,22 @@ from lamina.surfaces.networks import Layers, field_of_layers, layers_of_arrays, 
 from lamina.surfaces.zero_set import value_and_gradient
 
 LAMINA_LAYOUT = "lamina neural field"
-LARGEST_BOX = 64.0  # half the side of the largest box in which a surface is looked for unasked
-SIDES = (9, 17, 33)  # points along a side of the grids on which signs are looked up, one after the other
-ASKED = 1000  # points at which activations are compared
-FITS, BETTER = 0.1, 1 / 3  # deviation of |grad| from 1 with the right activation, and against that with ReLU
-CANDIDATES: tuple[dict[str, Any], ...] = (
+# Half the side of the box at which the search for a change of sign ends, if no box is given. Boxes are doubled from 1
+# on, so half or double ends the search one box earlier or later.
+MAX_BOX_HALF_SIDE = 64.0
+# Points along a side of the grids on which signs are looked up, one grid after the other. A change of sign that the
+# finest one misses, of a part smaller than 1/32 of the box, is not found; double takes eight times as long.
+SIGN_GRID_SIDES = (9, 17, 33)
+# Points at which the gradients of activations are compared: the median of more points would hardly differ.
+ACTIVATION_PROBES = 1000
+# An activation other than ReLU is taken if the median of ||grad| - 1| with it is below the first number, and below the
+# second one times that with ReLU. Chosen by trial: at half, distances that were trained loosely are read with ReLU; at
+# double, networks that are no distances may get the wrong activation.
+MAX_GRADIENT_DEVIATION = 0.1
+MAX_DEVIATION_OVER_RELU = 1 / 3
+# `lamina info` calls a field a distance if |grad| is between these at 90 % of the samples. Chosen by trial.
+MIN_DISTANCE_GRADIENT, MAX_DISTANCE_GRADIENT = 0.5, 2.0
+CANDIDATE_ACTIVATIONS: tuple[dict[str, Any], ...] = (
     {"activation": "sin", "omega": 30.0},
     {"activation": "sin", "omega": 1.0},
     {"activation": "elu"},
@@ -54,9 +65,9 @@ CANDIDATES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class FieldOptions:
-    """What a user says of a neural field; None: what the file says, or else what is assumed."""
+    """What a user says of a neural field; where that is None, the file decides, or else an assumption."""
 
-    activation: str | None = None  # a name of fields.ACTIVATIONS; "softplus:100", "leaky_relu:0.2" with its number
+    activation: str | None = None  # a name of fields.ACTIVATIONS, perhaps with its number: "softplus:100"
     omega: float | None = None
     kind: str | None = None
     level: float | None = None
@@ -69,7 +80,7 @@ class FieldOptions:
         return [key for key, value in vars(self).items() if value is not None]
 
     def entries(self) -> dict[str, Any]:
-        """As entries of FieldConfig and `latent`, checked."""
+        """The options as entries of FieldConfig, and `latent`, checked."""
         found: dict[str, Any] = {}
         if self.activation is not None:
             name, _, number = self.activation.lower().partition(":")
@@ -151,7 +162,7 @@ def neural_surface(path: Path, kind: str, options: FieldOptions, name: str) -> S
 
 
 def open_field(path: Path, kind: str, options: FieldOptions) -> tuple[Field, str, list[str]]:
-    """The field in a file or folder, in float64, what that was recognised as, and what was assumed."""
+    """The field in a file or folder, in float64; its layout in words; notes of what was assumed."""
     given = options.entries()
     if kind == "safetensors":
         tensors, metadata = load_tensors(path)
@@ -186,7 +197,7 @@ def _weights(loaded: Any) -> Any:
 
 
 def _adapted(field: Field, given: dict[str, Any]) -> Field:
-    """A field of lamina's with the level, kind or latent code that the user wants."""
+    """A field that lamina saved, with the level, kind or latent code that the user gave."""
     net = field.net if isinstance(field, LatentDecoder) else field
     net.config = replace(net.config, **{key: value for key, value in given.items() if key in ("level", "kind")})
     if "latent" not in given:
@@ -197,18 +208,19 @@ def _adapted(field: Field, given: dict[str, Any]) -> Field:
 
 
 def _with_activation(layers: Layers, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What is given, with what the file leaves open: ReLU and plain skips, unless with others |grad| is nearly 1.
+    """The given entries, completed by what the file does not say, and notes of it.
 
-    A network that was trained as a distance has |grad| = 1 almost everywhere as it was meant, and not otherwise.
+    The activation is ReLU and skips are not scaled, unless |grad| is nearly 1 with others: a network that was trained
+    as a distance has |grad| = 1 almost everywhere with its own activation, and not with another one.
     """
     named = layers.activation is not None or "activation" in given
-    choices: list[dict[str, Any]] = [{}] if named else [{"activation": "relu"}, *CANDIDATES]
+    choices: list[dict[str, Any]] = [{}] if named else [{"activation": "relu"}, *CANDIDATE_ACTIVATIONS]
     if "skip_scale" not in layers.config_entries and any(b.shape[1] > a.shape[0] for a, b in pairwise(layers.weights)):
         choices = [choice | {"skip_scale": scale} for scale in (1.0, math.sqrt(0.5)) for choice in choices]
     best = choices[0]
     if len(choices) == 1:
         return given | best, []
-    limit = min(FITS, BETTER * _deviation(layers, given | best))
+    limit = min(MAX_GRADIENT_DEVIATION, MAX_DEVIATION_OVER_RELU * _deviation(layers, given | best))
     for choice in choices[1:]:
         deviation = _deviation(layers, given | choice)
         if deviation < limit:
@@ -229,17 +241,17 @@ def _with_activation(layers: Layers, given: dict[str, Any]) -> tuple[dict[str, A
 def _deviation(layers: Layers, given: dict[str, Any]) -> float:
     """Median of ||grad| - 1| in the box [-1, 1]^3."""
     generator = torch.Generator().manual_seed(0)
-    x = 2 * torch.rand(ASKED, 3, generator=generator, dtype=torch.float64) - 1
+    x = 2 * torch.rand(ACTIVATION_PROBES, 3, generator=generator, dtype=torch.float64) - 1
     _, gradient = value_and_gradient(field_of_layers(layers, given), x)
     return float(torch.nan_to_num(gradient.norm(dim=1) - 1, nan=torch.inf).abs().median())
 
 
 def _box_around(phi: LevelFunction, box: Tensor, notes: list[str]) -> Tensor:
-    """[-1, 1]^3, in which most fields are made, or a larger box if there the field has one sign only."""
+    """[-1, 1]^3, in which most fields are trained, or a larger box if the field has only one sign there."""
     scale = 1.0
-    while scale < LARGEST_BOX and not _changes_sign(phi, scale * box):
+    while scale < MAX_BOX_HALF_SIDE and not _changes_sign(phi, scale * box):
         scale *= 2
-    found = scale < LARGEST_BOX
+    found = scale < MAX_BOX_HALF_SIDE
     scale = scale if found else 1.0
     why = "" if scale == 1 else ", the first with a change of sign"
     notes.append(f"The file names no box: [-{scale:g}, {scale:g}]^3{why} was taken; give bounds for another.")
@@ -252,7 +264,7 @@ def _grid(box: Tensor, side: int) -> Tensor:
 
 
 def _changes_sign(phi: LevelFunction, box: Tensor) -> bool:
-    for side in SIDES:
+    for side in SIGN_GRID_SIDES:
         with torch.no_grad():
             values = phi(_grid(box, side))
         if bool((values < 0).any() and (values > 0).any()):
@@ -261,14 +273,14 @@ def _changes_sign(phi: LevelFunction, box: Tensor) -> bool:
 
 
 def _all_negative(phi: LevelFunction, bounds: Any) -> bool:
-    """Whether phi is negative on all sides of the box, which are outside if the surface is in it."""
+    """Whether phi is negative on all sides of the box, which lie outside the surface if the box holds it."""
     try:
         box = torch.as_tensor(bounds, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        return False  # which Implicit says better
+        return False  # Implicit refuses such bounds in words
     if box.shape != (2, 3):
         return False
-    x = _grid(box, SIDES[1])
+    x = _grid(box, SIGN_GRID_SIDES[1])
     with torch.no_grad():
         return bool((phi(x[((x == x.amin(0)) | (x == x.amax(0))).any(1)]) < 0).all())
 
@@ -281,7 +293,7 @@ def _facts(field: Field, layout: str, stated: bool, surface: Any) -> dict[str, A
     _, gradient = value_and_gradient(surface.phi, surface.points)
     length = gradient.norm(dim=1)
     low, middle, high = (float(length.quantile(q)) for q in (0.05, 0.5, 0.95))
-    distance = low > 0.5 and high < 2
+    distance = low > MIN_DISTANCE_GRADIENT and high < MAX_DISTANCE_GRADIENT
     meaning = config.kind if stated else "distance" if distance else "signed values, no distance"
     latent = f"{field.chosen} of {len(field.latents)}" if isinstance(field, LatentDecoder) else "none"
     return {

@@ -58,7 +58,7 @@ class SNSConfig:
 
 
 class SphericalNeuralSurface(nn.Module):
-    """The map y(s) of the module's text, (n, 3) -> (n, 3). Before it is fitted nearly the unit sphere itself."""
+    """The map y(s) of the module's docstring, (n, 3) -> (n, 3). Before training its image is nearly the unit sphere."""
 
     frequencies: Tensor  # (3, f)
     centre: Tensor  # (3,) c
