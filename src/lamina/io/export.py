@@ -1,4 +1,4 @@
-"""Solutions to files: PLY for viewers, NPZ for numpy, VTU for ParaView, splats as splats; whole or not at all."""
+"""Writers of solutions: PLY for viewers, NPZ for numpy, VTU for ParaView, formats of splats for splats."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from lamina.errors import InputError
 
 if TYPE_CHECKING:
     from lamina.io.splat_files import SplatData
+
+MIN_OPACITY = 1e-7  # that is written, and at most 1 less this: the logits of 0 and 1 are not finite
 
 
 def save(
@@ -78,8 +80,8 @@ def save_splats(
         atomic_write(path, lambda file: file.write(data))
         return Path(path)
     harmonics = (splats.colours - 0.5) / SH_0 if splats.harmonics is None else splats.harmonics
-    discs = not splats.scales[:, 2].any()  # whose files have no third scale
-    opacity = splats.opacities.astype(np.float64).clip(1e-7, 1 - 1e-7)
+    discs = not splats.scales[:, 2].any()  # files of discs have no third scale
+    opacity = splats.opacities.astype(np.float64).clip(MIN_OPACITY, 1 - MIN_OPACITY)
     with np.errstate(divide="ignore", invalid="ignore"):
         scales = np.log(splats.scales[:, : 2 if discs else 3].astype(np.float64))
     normals = ("nx", "ny", "nz")
@@ -123,9 +125,9 @@ def _named(names: Sequence[str], table: NDArray) -> list[tuple[str, NDArray]]:
 
 
 def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call write(file) on a temporary file beside `path`, which takes its name only once complete.
+    """Call write(file) on a temporary file beside `path`, which gets the name `path` when it is complete.
 
-    Missing folders are made. When `write` raises, the temporary file goes and an older file stays as it was.
+    Missing folders are made. If `write` raises, the temporary file is removed and an older file stays as it was.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -143,7 +145,7 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 class _Field:
-    """The arrays of a file, as numpy arrays of agreeing sizes."""
+    """The arrays of a file, as numpy arrays whose sizes were checked against each other."""
 
     def __init__(self, points, values, faces, normals, colours, metadata, areas=None) -> None:
         self.points = as_floats(points)

@@ -18,6 +18,10 @@ from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.search.neighbours import k_nearest
 
 INTERPOLATION_BATCH = 2**16  # points that are interpolated at a time: intermediate results are many times the result
+RADIUS_SLACK = 1e-9  # relative: distances that exceed a radius by rounding alone count as within it
+# Ridge on the slopes of an interpolation, added to sums of weights of order 1: far below what samples show of slopes
+# along the surface, far above rounding. Half or double makes no visible difference.
+INTERPOLATION_RIDGE = 1e-6
 INTERPOLATION_NEIGHBOURS = 12  # samples that an interpolation takes: a linear fit needs 4, more of them average noise
 
 
@@ -207,7 +211,7 @@ class Surface(ABC):
         gram = torch.einsum("nk,nki,nkj->nij", weight, rows, rows)
         # Samples of a smooth surface are nearly coplanar, so that their fit does not know the slope along the normal. A
         # small ridge makes that slope zero.
-        gram = gram + 1e-6 * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
+        gram = gram + INTERPOLATION_RIDGE * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
         first = torch.linalg.solve(gram, gram.new_tensor([1.0, 0.0, 0.0, 0.0]).expand(len(x), 4))
         slope = weight * (rows @ first[..., None])[..., 0]
         return index.to(torch.int32), slope + (1 - slope.sum(1, keepdim=True)) * share

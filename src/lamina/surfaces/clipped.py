@@ -15,7 +15,7 @@ from lamina.geometry.tetrahedra import clip as clip_triangles
 from lamina.geometry.triangles import dot, unit, vertex_areas
 from lamina.linear.graph import components
 from lamina.search.neighbours import connected_pieces, k_nearest
-from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
+from lamina.surfaces.base import RADIUS_SLACK, ClosestPoints, NearNodes, Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.zero_set import value_and_gradient
 
@@ -104,7 +104,7 @@ class Clipped(Surface):
         x = lattice.position(near.ijk)
         feet = self._moved_to_part(x, near.feet)
         offset = x - feet.points
-        rows = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
+        rows = dot(offset, offset) <= (radius * (1 + RADIUS_SLACK)) ** 2
         return NearNodes(near.ijk[rows], feet.take(rows))
 
     def own_feet(self) -> ClosestPoints:

@@ -29,8 +29,8 @@ from lamina.io.safetensor_files import load_tensors, save_tensors
 
 FIELD_FORMAT = "lamina neural field 1"
 DEFAULT_BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
-KINDS = {"sdf": 0.0, "logit": 0.0, "probability": 0.5}  # what the values mean, and at which of them the surface is
-ACTIVATIONS = ("relu", "elu", "tanh", "softplus", "leaky_relu", "gelu", "silu", "sin")
+FIELD_KINDS = {"sdf": 0.0, "logit": 0.0, "probability": 0.5}  # what values mean, and the value on the surface
+FIELD_ACTIVATIONS = ("relu", "elu", "tanh", "softplus", "leaky_relu", "gelu", "silu", "sin")
 OUTPUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]] = {  # and their inverses
     "tanh": (torch.tanh, math.atanh),
     "sigmoid": (torch.sigmoid, lambda p: math.log(p / (1 - p))),
@@ -78,13 +78,13 @@ class FieldConfig:
         object.__setattr__(self, "bounds", tuple(tuple(float(c) for c in corner) for corner in self.bounds))
         if not self.widths or min(self.widths) < 1 or self.latent < 0:
             raise InputError(f"widths must be positive and latent at least 0; got {self.widths} and {self.latent}.")
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+        if self.activation not in FIELD_ACTIVATIONS:
+            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(FIELD_ACTIVATIONS)}.")
         for name in self.output:
             if name not in OUTPUTS:
                 raise InputError(f"Unknown output activation {name!r}; known: {', '.join(OUTPUTS)}.")
-        if self.kind not in KINDS:
-            raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(KINDS)}.")
+        if self.kind not in FIELD_KINDS:
+            raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(FIELD_KINDS)}.")
         for index in (*self.skips, *self.norms):
             if not 0 <= index <= len(self.widths):
                 raise InputError(f"layer {index} is none of the {len(self.widths) + 1} layers of the field.")
@@ -116,7 +116,7 @@ class FieldConfig:
 
     @property
     def value_on_surface(self) -> float:
-        return KINDS[self.kind] if self.level is None else self.level
+        return FIELD_KINDS[self.kind] if self.level is None else self.level
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -34,6 +34,14 @@ BOX_RIM_STEPS = 30
 # Share of the way along the rim that a step takes: less than 1, so that curved rims are not overshot; chosen by trial.
 # Half leaves 0.65 of the error in each step; double overshoots every time.
 BOX_RIM_STEP_SHARE = 0.7
+# A step is accepted only if the first-order distance to the zero set behind it is at most this share of the step's
+# length. Chosen by trial: half refuses good steps on curved parts, double accepts steps that leave the surface.
+MAX_OFFSET_OVER_STEP = 0.5
+# If that distance falls at least by half, f may rise by this many times its square before the step, because f is known
+# to first order only off the zero set. Chosen by trial.
+SECOND_ORDER_SLACK = 100
+# A point on a crease is tried if it is at most this many steps away, and otherwise a quarter of the step.
+MAX_CREASE_STEPS = 2
 
 
 class Implicit(NewtonSurface):
@@ -243,10 +251,10 @@ class _LevelModel(DistanceModel):
         Neighbouring sheets face opposite ways, so that their normals tell them apart.
         """
         step = trial.at - self.at
-        close = trial.offset.abs() <= 0.5 * dot(step, step).sqrt()
+        close = trial.offset.abs() <= MAX_OFFSET_OVER_STEP * dot(step, step).sqrt()
         # Off the zero set f is known to first order only: it may rise by a second-order term while the offset falls.
         nearing = trial.offset.abs() <= 0.5 * self.offset.abs()
-        slack = self.noise + torch.where(nearing, 100 * self.offset**2, 0.0)
+        slack = self.noise + torch.where(nearing, SECOND_ORDER_SLACK * self.offset**2, 0.0)
         return (trial.value <= self.value + slack) & close & (dot(self.normal, trial.normal) > 0)
 
     def repaired(self, x: Tensor, trial: Self) -> Tensor:
@@ -263,7 +271,7 @@ class _LevelModel(DistanceModel):
         c1, c2 = (b1 - cosine * b2) / sine2, (b2 - cosine * b1) / sine2
         crease = x + c1[:, None] * n1 + c2[:, None] * n2
         step = trial.at - self.at
-        far = dot(crease - self.at, crease - self.at) > 4 * dot(step, step)
+        far = dot(crease - self.at, crease - self.at) > MAX_CREASE_STEPS**2 * dot(step, step)
         return torch.where(far[:, None], self.at + 0.25 * step, crease)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lamina.io.formats import FormatError
-from lamina.surfaces.fields import ACTIVATIONS, OUTPUTS, Field, FieldConfig, LatentDecoder, Perceptron
+from lamina.surfaces.fields import FIELD_ACTIVATIONS, OUTPUTS, Field, FieldConfig, LatentDecoder, Perceptron
 
 LAYER_ARRAY = re.compile(r"(\d+)\.(\w+)\.(\w+)")  # number, kind and part: 0000.dense.A
 USE_PYTHON = "any torch module is a surface through Python: lamina.Implicit(module, bounds)"
@@ -80,8 +80,8 @@ def _layers_of_named(arrays: Mapping[str, np.ndarray]) -> Layers:
         output = (kinds.pop(), *output)
     hidden = set(kinds[1::2])
     regular = kinds[::2] == ["dense"] * (len(kinds) // 2 + 1) and len(hidden) <= 1 and len(kinds) % 2 == 1
-    if not regular or not hidden <= set(ACTIVATIONS):
-        odd = next((k for k in kinds if k != "dense" and k not in ACTIVATIONS), "an order of its own")
+    if not regular or not hidden <= set(FIELD_ACTIVATIONS):
+        odd = next((k for k in kinds if k != "dense" and k not in FIELD_ACTIVATIONS), "an order of its own")
         raise FormatError(f"its layers have {odd[:40]!r}; expected dense layers and one activation; {USE_PYTHON}")
     parts = {(index, part): _tensor(arrays[key], key) for index, kind, part, key in found if kind == "dense"}
     order = sorted({index for index, _ in parts})

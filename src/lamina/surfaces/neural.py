@@ -22,10 +22,10 @@ from lamina.io.torch_files import read_checkpoint, tensors_in
 from lamina.surfaces.base import Surface
 from lamina.surfaces.decoders import decoder_layers
 from lamina.surfaces.fields import (
-    ACTIVATIONS,
     DEFAULT_BOX,
+    FIELD_ACTIVATIONS,
     FIELD_FORMAT,
-    KINDS,
+    FIELD_KINDS,
     OUTPUTS,
     Field,
     LatentDecoder,
@@ -67,7 +67,7 @@ CANDIDATE_ACTIVATIONS: tuple[dict[str, Any], ...] = (
 class FieldOptions:
     """What a user says of a neural field; where that is None, the file decides, or else an assumption."""
 
-    activation: str | None = None  # a name of fields.ACTIVATIONS, perhaps with its number: "softplus:100"
+    activation: str | None = None  # a name of fields.FIELD_ACTIVATIONS, perhaps with its number: "softplus:100"
     omega: float | None = None
     kind: str | None = None
     level: float | None = None
@@ -84,8 +84,8 @@ class FieldOptions:
         found: dict[str, Any] = {}
         if self.activation is not None:
             name, _, number = self.activation.lower().partition(":")
-            if name not in ACTIVATIONS:
-                raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+            if name not in FIELD_ACTIVATIONS:
+                raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(FIELD_ACTIVATIONS)}.")
             found["activation"] = name
             if number:
                 key = {"softplus": "beta", "leaky_relu": "slope", "sin": "omega"}.get(name)
@@ -97,8 +97,8 @@ class FieldOptions:
                 raise InputError(f"omega goes with the activation sin, not with {self.activation}.")
             found |= {"omega": float(self.omega), "activation": "sin"}
         if self.kind is not None:
-            if self.kind not in KINDS:
-                raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(KINDS)}.")
+            if self.kind not in FIELD_KINDS:
+                raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(FIELD_KINDS)}.")
             found["kind"] = self.kind
             if self.kind == "probability" and self.output is None:
                 found["output"] = ("sigmoid",)  # the weights of a network end before it

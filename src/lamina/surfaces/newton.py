@@ -25,7 +25,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot
 from lamina.search.nearest import Nearest
 from lamina.search.neighbours import PointTree
-from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
+from lamina.surfaces.base import RADIUS_SLACK, ClosestPoints, NearNodes, Surface
 
 FUNCTION_BATCH = 2**17  # points given to a user's function in one call: bounds memory, and is enough to fill a GPU
 # Steps after which a row keeps the best point that it has. Convergence is quadratic and mostly takes few steps. Half
@@ -76,7 +76,7 @@ class NewtonSurface(Surface):
         x = lattice.position(ijk)
         feet = self._feet(x, start)
         offset = x - feet.points
-        near = dot(offset, offset).detach() <= (radius * (1 + 1e-9)) ** 2
+        near = dot(offset, offset).detach() <= (radius * (1 + RADIUS_SLACK)) ** 2
         return NearNodes(ijk[near], replace(feet, component=component).take(near))
 
     @property

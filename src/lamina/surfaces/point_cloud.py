@@ -21,7 +21,7 @@ from lamina.geometry.lattice import Blocks, Lattice, blocks_around, nodes_in_blo
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
 from lamina.search.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
-from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
+from lamina.surfaces.base import RADIUS_SLACK, ClosestPoints, NearNodes, Surface
 
 # Distinct points that a cloud must have at least: a cubic fit has 10 coefficients, and half as many points would not
 # overdetermine it. Double would refuse small clouds that can be fitted.
@@ -178,7 +178,7 @@ class PointCloud(Surface):
         x = lattice.position(ijk)
         feet = self._feet(x, index)
         offset = (x - feet.points).detach()
-        near = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
+        near = dot(offset, offset) <= (radius * (1 + RADIUS_SLACK)) ** 2
         # The jet that a foot lies on need not be the best one. A node whose own foot is too far may have the foot of
         # another node within the radius, and the stencils of that other node need it: it takes that foot.
         left, right = (~near).nonzero()[:, 0], near.nonzero()[:, 0]
@@ -276,7 +276,8 @@ class PointCloud(Surface):
                 low, high = tree.points.amin(0) - radius, tree.points.amax(0) + radius
                 blocks, within = Blocks.covering(lattice, torch.stack([low, high])[None]), math.inf
             else:  # on a GPU one search at some more nodes is much faster than many searches at blocks of nodes
-                blocks, within = blocks_around(lattice, tree.points, radius, level=1).split()[0], radius * (1 + 1e-9)
+                blocks = blocks_around(lattice, tree.points, radius, level=1).split()[0]
+                within = radius * (1 + RADIUS_SLACK)
 
             def nearest_of(x: Tensor, tree: PointTree = tree, within: float = within) -> tuple[Tensor, Tensor]:
                 index, distance = tree.query(x, 1, within)

@@ -25,7 +25,7 @@ from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
 
 SNS_FORMAT = "lamina spherical neural surface 1"
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+SNS_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "softplus": lambda x: nn.functional.softplus(x, beta=10),
     "sin": torch.sin,
@@ -53,8 +53,8 @@ class SNSConfig:
             )
         if not (math.isfinite(self.frequency) and self.frequency > 0):
             raise InputError(f"frequency must be a positive number, got {self.frequency!r}.")
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+        if self.activation not in SNS_ACTIVATIONS:
+            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(SNS_ACTIVATIONS)}.")
 
 
 class SphericalNeuralSurface(nn.Module):
@@ -82,7 +82,7 @@ class SphericalNeuralSurface(nn.Module):
                 layer.bias.uniform_(-0.1 * bound, 0.1 * bound, generator=generator)
 
     def forward(self, s: Tensor) -> Tensor:
-        activation = ACTIVATIONS[self.config.activation]
+        activation = SNS_ACTIVATIONS[self.config.activation]
         phase = s @ self.frequencies
         h = math.sqrt(2) * torch.cat([phase.sin(), phase.cos()], 1)
         for layer in self.hidden:
