@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lamina.colours import as_floats
 from lamina.errors import InputError
-from lamina.view.colours import as_floats
 from lamina.view.display import Display, display, own_points
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ class Solution:
         and .sog. The field is in their colours; recolour=False keeps the colours that they came with. Only .ply also
         has the field as a property. refine=True writes triangles to .ply instead.
         """
-        from lamina.view.export import save, save_splats, writes_splats
+        from lamina.io.export import save, save_splats
+        from lamina.surfaces.splats import writes_splats
 
         suffix = Path(path).suffix.lower()
         if suffix == ".html":
