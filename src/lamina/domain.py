@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -293,6 +293,7 @@ class Domain:
         moved = Domain(self.surface, self.spacing, order=self.order, origin=self._origin, device=device, dtype=dtype,
                        show_progress=False, **self._requested)  # fmt: skip
         moved.order_reason = self.order_reason
+        moved.reconstruction = replace(moved.reconstruction, reason=self.reconstruction.reason)
         return moved
 
     def __deepcopy__(self, memo: dict[int, object]) -> Domain:

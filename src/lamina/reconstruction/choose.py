@@ -21,7 +21,7 @@ from lamina.reconstruction.neural_cloud import NeuralCloud, wide_jets_are_better
 from lamina.reconstruction.triangulated_cloud import TriangulatedCloud, better_triangles, triangulated
 from lamina.reconstruction.weights import shipped_fit_network
 from lamina.surfaces.base import Surface
-from lamina.surfaces.clipped import Clipped
+from lamina.surfaces.clipped import Clipped, clip
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.splats import Splats
 
@@ -70,8 +70,9 @@ def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
         raise InputError(f"Unknown reconstruction {method!r}; known: {', '.join(RECONSTRUCTIONS)}.")
     if isinstance(surface, Clipped):
         whole = reconstruct(surface.base, method)
-        part = surface if whole.surface is surface.base else Clipped(whole.surface, surface.function)
-        return replace(whole, surface=part)
+        if whole.surface is surface.base:
+            return replace(whole, surface=surface)
+        return replace(whole, surface=_clipped(whole.surface, surface))
     if isinstance(surface, NeuralCloud) and method not in ("triangles", "exact"):
         return Reconstruction(surface, "fits", "the cloud was given with its fits")
     if isinstance(surface, TriangulatedCloud) and method not in ("fits", "jets"):
@@ -118,6 +119,13 @@ def has_the_points_of(surface: Surface, given: Surface) -> bool:
     while isinstance(surface, Clipped) and isinstance(given, Clipped) and surface.faces is None:
         surface, given = surface.base, given.base
     return surface.points is given.points
+
+
+def _clipped(whole: Surface, part: Clipped) -> Surface:
+    """A reconstruction of a whole surface, clipped as the part was."""
+    clipped = clip(whole, part.function)
+    clipped.notes, clipped.facts = list(whole.notes), dict(whole.facts)
+    return clipped
 
 
 def _from_samples(cloud: PointCloud, method: str) -> Reconstruction:
