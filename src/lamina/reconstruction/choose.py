@@ -28,11 +28,11 @@ from lamina.surfaces.splats import Splats
 Method = Literal["exact", "jets", "fits", "triangles"]
 
 RECONSTRUCTIONS = ("auto", "fits", "jets", "triangles")  # what Domain(reconstruction=...) takes
-# What Domain(extension=...) takes, the name of version 0.1, and the method that each name asks for. "best" is what
-# "auto" does for large clouds: fits, or jets or triangles where these are better.
+EXTENSIONS = ("closest-point", "jet", "neural", "attention")  # what Domain(extension=...) takes besides "auto"
+# The method that each of these names of version 0.1 asks for. "best" is what "auto" does for large clouds: fits, or
+# jets or triangles where these are better.
 METHOD_OF_EXTENSION = {"auto": "auto", "closest-point": "exact", "jet": "jets", "neural": "best"}
-EXTENSIONS = ("closest-point", "jet", "neural", "attention")
-# The name of version 0.1 for what was used. Triangles know their closest points, as any mesh does.
+# The name of version 0.1 for the method that was used. Triangles know their closest points, as any mesh does.
 EXTENSION_OF_METHOD = {"exact": "closest-point", "jets": "jet", "fits": "neural", "triangles": "closest-point"}
 METHOD_WORDS = {
     "exact": "the surface itself",
@@ -40,7 +40,7 @@ METHOD_WORDS = {
     "fits": "robust fits",
     "triangles": "triangles between its samples",
 }
-# A cloud with fewer points than this has jets by default. Fits need 256, and see most of so small a cloud at once.
+# A cloud with fewer points than this has jets by default. Fits are possible from 256 points; chosen by trial.
 MIN_POINTS_FOR_DEFAULT_FITS = 500
 
 
