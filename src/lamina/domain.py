@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from lamina.expression import as_data
 from lamina.geometry.lattice import Lattice
 from lamina.grid.cut import cut_surface, left_out
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import InterfaceCurves
+from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves
 from lamina.grid.quadrature import Quadrature
 from lamina.grid.rim import Rim
 from lamina.grid.sizing import (
@@ -300,14 +300,18 @@ class Domain:
         moved = Domain(self.surface, self.spacing, order=self.order, origin=self._origin, device=device, dtype=dtype,
                        show_progress=False, **self._requested)  # fmt: skip
         moved.order_reason = self.order_reason
+        moved.reconstruction = replace(moved.reconstruction, reason=self.reconstruction.reason)
         return moved
 
     def __deepcopy__(self, memo: dict[int, object]) -> Domain:
         """A domain of its own that shares matrices and surface with this one: neither changes once it is built."""
         return copy.copy(self)
 
-    def cut_along(self, curves: InterfaceCurves) -> CutSurface:
-        """The cells of this domain's lattice cut by its surface, split along curves."""
+    def cut_along(self, curves: InterfaceCurves | None = None, *, seams: InterfaceCurves | None = None) -> CutSurface:
+        """The cells of this domain's lattice cut by its surface, split along curves. seams: their name in version 0.1."""
+        if seams is not None:
+            warnings.warn("cut_along(seams=...) is cut_along(curves) now.", FutureWarning, stacklevel=2)
+        curves = curves or seams or NO_CURVES
         return cut_surface(self.geometry, self.lattice, curves=curves, degree=self.cut.degree)
 
     def as_trace(self, reason: str = "") -> Domain:
