@@ -26,7 +26,7 @@ import torch
 from common import BENCHMARKS, parser, record
 
 import lamina
-from lamina.cli.solve import sampled
+from lamina.cli.solve import as_point_cloud
 from lamina.fits.curvature import SurfaceFeatures
 from lamina.gallery import sphere_poisson
 from lamina.geometry.lattice import Lattice
@@ -50,7 +50,7 @@ def sphere(device: str) -> list[Row]:
     problem, rows = sphere_poisson(), []
     for count, theirs in PAPER.items():
         for seed in (0, 1, 2) if count < 100_000 else (0,):
-            cloud = sampled(lamina.Sphere(), count, 0.0, seed)
+            cloud = as_point_cloud(lamina.Sphere(), count, 0.0, seed)
             feet = lamina.Sphere().closest_points(cloud.points).points
             row: Row = {"samples": count, "seed": seed, "paper": theirs}
             for name in ("attention", "jet"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lamina
-from lamina.cli.solve import sampled
+from lamina.cli.solve import as_point_cloud
 from lamina.gallery import sphere_poisson
 from lamina.io.safetensor_files import load_tensors
 from lamina.learn.fit_data import random_rotations
@@ -46,7 +46,7 @@ def test_the_file_is_small_and_says_how_it_was_made():
 def test_poisson_on_the_sphere_has_the_error_of_the_paper_at_a_thousand_samples():
     """The paper: 1.24e-2; the exact extension in the same scheme: 1.9e-2, for the error is the scheme's."""
     problem = sphere_poisson()
-    cloud = sampled(lamina.Sphere(), 1000, 0.0, 3)
+    cloud = as_point_cloud(lamina.Sphere(), 1000, 0.0, 3)
     domain = lamina.paper.BandDomain(cloud, 0.05, extension="attention")
     assert (domain.scheme.name, domain.extension) == ("shell", "attention")
     feet = lamina.Sphere().closest_points(cloud.points).points

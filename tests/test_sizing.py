@@ -122,9 +122,9 @@ def test_thick_shapes_give_no_warning():
 
 
 def test_noise_is_not_taken_for_thin_parts():
-    from lamina.cli.solve import sampled
+    from lamina.cli.solve import as_point_cloud
 
-    cloud = sampled(SPHERE, 10_000, 0.01, seed=0)
+    cloud = as_point_cloud(SPHERE, 10_000, 0.01, seed=0)
     assert sizing.thin_warning(cloud, 0.05, COUPLED) is None
     assert sizing.choose_spacing(cloud, COUPLED) == pytest.approx(0.05, rel=0.1)
 

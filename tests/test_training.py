@@ -391,7 +391,7 @@ TINY = (
 
 
 def test_training_on_the_command_line(program, tmp_path):
-    status, out, err = program("train", "-o", tmp_path / "a", *TINY, "--json")
+    status, out, err = program("paper", "train", "-o", tmp_path / "a", *TINY, "--json")
     assert (status, err) == (0, "")
     report = json.loads(out)
     assert report["out"] == str(tmp_path / "a")
@@ -402,11 +402,11 @@ def test_training_on_the_command_line(program, tmp_path):
     assert load_tensors(tmp_path / "a" / FINAL)[1]["training"]["batch"] == 5
     assert [line["step"] for line in log_of(tmp_path / "a")] == [3, 6]
 
-    status, out, _ = program("train", "-o", tmp_path / "b", *TINY, "--stop-after", 3, "--json")
+    status, out, _ = program("paper", "train", "-o", tmp_path / "b", *TINY, "--stop-after", 3, "--json")
     assert (status, json.loads(out)["step"]) == (0, 3)
     assert not (tmp_path / "b" / FINAL).exists()
     status, out, _ = program(
-        "train", "-o", tmp_path / "b", "--surface", "ellipsoid", "--held-out", "sphere", "--resume"
+        "paper", "train", "-o", tmp_path / "b", "--surface", "ellipsoid", "--held-out", "sphere", "--resume"
     )
     assert status == 0
     assert "held_out_mse" in out
@@ -415,14 +415,14 @@ def test_training_on_the_command_line(program, tmp_path):
 
 def test_options_of_the_network_on_the_command_line(program, tmp_path):
     options = ("--features", "curvatures,points", "--fixed-strength", "--strength", "0.5", "--activation", "silu")
-    status, _, _ = program("train", "-o", tmp_path, *TINY, *options, "--depth", 3, "--json")
+    status, _, _ = program("paper", "train", "-o", tmp_path, *TINY, *options, "--depth", 3, "--json")
     assert status == 0
     config = load_network(tmp_path / FINAL).config
     assert config == NetworkConfig(60, 8, 3, "silu", ("points", "curvatures"), 0.5, False, 0.25)
 
 
 def test_no_features_on_the_command_line(program, tmp_path):
-    status, _, _ = program("train", "-o", tmp_path, *TINY, "--features", "none", "--json")
+    status, _, _ = program("paper", "train", "-o", tmp_path, *TINY, "--features", "none", "--json")
     assert status == 0
     assert load_network(tmp_path / FINAL).config.features == ()
 
@@ -443,7 +443,7 @@ def test_no_features_on_the_command_line(program, tmp_path):
     ],
 )
 def test_bad_options_end_with_status_two_and_a_sentence(program, tmp_path, options, words):
-    status, out, err = program("train", "-o", tmp_path / "out", *TINY, *options)
+    status, out, err = program("paper", "train", "-o", tmp_path / "out", *TINY, *options)
     assert (status, out) == (2, "")
     assert words in err
     assert "Traceback" not in err
@@ -452,7 +452,7 @@ def test_bad_options_end_with_status_two_and_a_sentence(program, tmp_path, optio
 @pytest.mark.slow
 def test_two_processes_train_the_network_of_one(tmp_path):
     """An odd batch, shared unequally; each process draws for all, so only sums are rounded differently."""
-    arguments = ("train", *TINY, "--json", "-o")
+    arguments = ("paper", "train", *TINY, "--json", "-o")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "lamina")
     done = subprocess.run(
@@ -471,12 +471,12 @@ def test_two_processes_train_the_network_of_one(tmp_path):
 
 
 def test_a_resumed_run_stays_on_its_surfaces(program, tmp_path):
-    status, _, _ = program("train", "-o", tmp_path, *TINY, "--surface", "sphere", "--stop-after", "2", "--json")
+    status, _, _ = program("paper", "train", "-o", tmp_path, *TINY, "--surface", "sphere", "--stop-after", "2", "--json")
     assert status == 0
-    status, _, _ = program("train", "-o", tmp_path, "--resume", "--json")
+    status, _, _ = program("paper", "train", "-o", tmp_path, "--resume", "--json")
     assert status == 0
     assert load_tensors(tmp_path / "attention.safetensors")[1]["surface"] == "sphere"
-    status, _, err = program("train", "-o", tmp_path, "--resume", "--surface", "torus", "--json")
+    status, _, err = program("paper", "train", "-o", tmp_path, "--resume", "--surface", "torus", "--json")
     assert status == 2
     assert "sphere" in err
 
@@ -484,8 +484,8 @@ def test_a_resumed_run_stays_on_its_surfaces(program, tmp_path):
 def test_what_cannot_be_written_or_used_is_said_before_training(program, tmp_path):
     taken = tmp_path / "file"
     taken.write_text("")
-    assert program("train", "-o", taken, *TINY)[0] == 2
-    assert program("train", "-o", tmp_path, *TINY, "--stop-after", "0")[0] == 2
-    assert program("train", "-o", tmp_path, *TINY, "--spacing", "5")[0] == 2
+    assert program("paper", "train", "-o", taken, *TINY)[0] == 2
+    assert program("paper", "train", "-o", tmp_path, *TINY, "--stop-after", "0")[0] == 2
+    assert program("paper", "train", "-o", tmp_path, *TINY, "--spacing", "5")[0] == 2
     if not torch.cuda.is_available():
-        assert program("train", "-o", tmp_path, *TINY, "--device", "cuda")[0] == 2
+        assert program("paper", "train", "-o", tmp_path, *TINY, "--device", "cuda")[0] == 2

@@ -47,7 +47,7 @@ def network_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], pat
 
 
 def shipped_network() -> AttentionNetwork:
-    """The network that comes with lamina, trained on the Spike by `lamina train`."""
+    """The network that comes with lamina, trained on the Spike by `lamina paper train`."""
     with resources.as_file(resources.files("lamina.paper") / SHIPPED) as path:
         return load_network(path).requires_grad_(False)
 

@@ -3,7 +3,7 @@
     python -m lamina.paper.tables.ablation_run --device cuda --processes 6 --seconds 540 --out FOLDER
 
 FOLDER/figures.json holds the figures of every network, written anew after each, and FOLDER/ablation_*/ results.json and
-table.md, as `lamina reproduce` leaves them. A run that ended early goes on where it was with --done FIGURES. Needs
+table.md, as `lamina paper reproduce` leaves them. A run that ended early goes on where it was with --done FIGURES. Needs
 torch, numpy and scipy alone.
 """
 

@@ -1,6 +1,6 @@
 """The ablations of the paper's supplementary material: one part of the learned operator is changed at a time.
 
-Every network is trained afresh, by a shortened run of `lamina train` on the Spike with the same seeds and patches for
+Every network is trained afresh, by a shortened run of `lamina paper train` on the Spike with the same seeds and patches for
 all, and Poisson's equation is solved with it by the paper's shell scheme on the unit sphere and on the Star Fruit. A
 network that several tables share is trained once. Beside it stand the exact extension in the same scheme, which says
 what is left to gain by a better network, the network before its training, which says what was gained by it, and the
