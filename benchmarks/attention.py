@@ -35,10 +35,10 @@ from lamina.learn.fit_data import random_rotations
 from lamina.metrics import errors
 from lamina.paper.attention import Attention, assemble, blend_weights
 from lamina.paper.attention_network import NetworkConfig
+from lamina.paper.attention_training import validation_error
+from lamina.paper.attention_training_data import patch_data
+from lamina.paper.attention_weights import load_network, shipped_network
 from lamina.paper.patches import cover
-from lamina.paper.training import validation_error
-from lamina.paper.training_data import patch_data
-from lamina.paper.weights import load_network, shipped_network
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
 AUTHORS = DATA / "paper" / "authors_demo"
@@ -68,7 +68,7 @@ def apple(device: str) -> list[Row]:
     from scipy.spatial import KDTree
 
     from lamina.grid.band import Band
-    from lamina.paper.rbf import rbf_matrix
+    from lamina.paper.rbf_readout import rbf_matrix
     from lamina.paper.shell import Shell
     from lamina.surfaces.base import ClosestPoints
 

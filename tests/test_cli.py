@@ -521,7 +521,14 @@ def test_commands_of_version_0_1_work_and_say_what_to_type_instead(program, tmp_
 
 @pytest.mark.parametrize(
     "command",
-    ["solve poisson", "solve heat", "view", "paper train", "paper reproduce", *(f"fit {k}" for k in ("sns", "siren", "deepsdf"))],
+    [
+        "solve poisson",
+        "solve heat",
+        "view",
+        "paper train",
+        "paper reproduce",
+        *(f"fit {k}" for k in ("sns", "siren", "deepsdf")),
+    ],
 )
 def test_where_to_write_is_o_everywhere(run, command):
     assert "-o, --out" in run(*command.split(), "--help").out

@@ -13,14 +13,14 @@ import lamina
 from lamina.cli import app
 from lamina.errors import InputError
 from lamina.paper.tables import ablations
-from lamina.paper.tables.base import Row, Setting, Table, averaged
-from lamina.paper.tables.definitions import as_html, grid, markdown, remarks, shown
-from lamina.paper.tables.gino import gino_rows
+from lamina.paper.tables.gino_rows import gino_rows
+from lamina.paper.tables.grids import as_html, grid, markdown, remarks, shown
 from lamina.paper.tables.registry import TABLES, run
 from lamina.paper.tables.report import orders, page
 from lamina.paper.tables.representations import splats_on
-from lamina.paper.tables.results import write_results
+from lamina.paper.tables.result_files import write_results
 from lamina.paper.tables.samplings import SAMPLINGS, fibonacci, sphere_shape
+from lamina.paper.tables.table import Row, Setting, Table, averaged
 from lamina.surfaces.icosphere import icosphere
 
 TWICE = ("sphere_poisson", "relative_variation")  # have a test of their own
@@ -64,7 +64,9 @@ def test_two_runs_print_the_same_digits_and_the_paper_is_left_far_behind(tmp_pat
     assert attention > 50 * found["lamina coupled", "medium"]
     # The other table is made of these rows, which it finds where they were written.
     write_results(tmp_path, table, runs[0], {"quick": True, "device": "cpu"})
-    varied = run(TABLES["relative_variation"], Setting(quick=True), tmp_path, "lamina paper reproduce relative_variation")
+    varied = run(
+        TABLES["relative_variation"], Setting(quick=True), tmp_path, "lamina paper reproduce relative_variation"
+    )
     fem = {row["case"]: row["d_nmae"] for row in varied if row["method"] == "FEM"}
     assert fem["medium"] == 0
     assert fem["coarse"] == pytest.approx(100 * (found["FEM", "coarse"] / found["FEM", "medium"] - 1), rel=1e-4)

@@ -17,9 +17,9 @@ from lamina.learn.fit_data import random_rotations
 from lamina.metrics import errors
 from lamina.paper.attention import Attention
 from lamina.paper.attention_network import NetworkConfig
-from lamina.paper.training import validation_error
-from lamina.paper.training_data import patch_data
-from lamina.paper.weights import SHIPPED, load_network, shipped_network
+from lamina.paper.attention_training import validation_error
+from lamina.paper.attention_training_data import patch_data
+from lamina.paper.attention_weights import SHIPPED_ATTENTION, load_network, shipped_network
 
 EXPERIMENT = Path(__file__).parent.parent / "experiments" / "train_attention"
 
@@ -30,7 +30,7 @@ def sphere(spacing: float, extension: str) -> lamina.Domain:
 
 
 def test_the_file_is_small_and_says_how_it_was_made():
-    path = resources.files("lamina.paper") / SHIPPED
+    path = resources.files("lamina.paper") / SHIPPED_ATTENTION
     with resources.as_file(path) as file:
         assert file.stat().st_size < 300_000
         metadata = load_tensors(file)[1]
@@ -115,7 +115,7 @@ def test_a_rigid_motion_changes_no_more_than_the_grid_does_with_the_exact_extens
 
 
 def test_other_weights_are_taken_from_a_file(tmp_path):
-    from lamina.paper.weights import save_network
+    from lamina.paper.attention_weights import save_network
 
     path = save_network(tmp_path / "net.safetensors", shipped_network())
     other = lamina.paper.BandDomain(lamina.Sphere(), 0.2, extension=Attention(path))

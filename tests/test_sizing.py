@@ -11,7 +11,7 @@ import lamina
 from lamina.gallery import sphere_poisson
 from lamina.grid import sizing
 from lamina.metrics import errors
-from lamina.paper.domain import NEEDS as BASELINES
+from lamina.paper.band_domain import BAND_NEEDS as BASELINES
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
 

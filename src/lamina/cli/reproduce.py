@@ -13,7 +13,7 @@ import typer
 
 from lamina.cli.options import Device, DeviceOpt, Json, print_facts
 from lamina.errors import InputError, SolveError
-from lamina.paper.tables.base import Table
+from lamina.paper.tables.table import Table
 
 
 def reproduce(
@@ -31,10 +31,10 @@ def reproduce(
     json_: Json = False,
 ) -> None:
     """Run a table of the CVPR 2026 paper anew and print it beside the paper's numbers. "all" runs every table."""
-    from lamina.paper.tables.base import Setting
-    from lamina.paper.tables.definitions import markdown
+    from lamina.paper.tables.grids import markdown
     from lamina.paper.tables.registry import TABLES, run
     from lamina.paper.tables.report import page
+    from lamina.paper.tables.table import Setting
     from lamina.progress import progress
 
     if table == "list":

@@ -127,8 +127,8 @@ def train(
         return
     from lamina.io.safetensor_files import load_tensors
     from lamina.paper.attention_network import NetworkConfig
-    from lamina.paper.training import FINAL, RESUME, TrainingConfig
-    from lamina.paper.training import train as run
+    from lamina.paper.attention_training import CHECKPOINT_FILE, NETWORK_FILE, TrainingConfig
+    from lamina.paper.attention_training import train as run
     from lamina.progress import progress
     from lamina.surfaces.files import load
 
@@ -144,7 +144,7 @@ def train(
     count = plan.steps
     defaults = DEFAULT_SURFACES
     if resume:
-        checkpoint = load_tensors(out / RESUME)[1]
+        checkpoint = load_tensors(out / CHECKPOINT_FILE)[1]
         count = checkpoint.get("training", {}).get("steps", count)
         defaults = checkpoint.get("sources") or DEFAULT_SURFACES
     sources = (surface or defaults[0], held_out or defaults[1])
@@ -163,7 +163,8 @@ def train(
         )  # fmt: skip
     if prints:
         print_facts({"out": str(out), **last}, json_)
-        print_next_command("use it", "solve poisson sphere --rhs x --extension attention --weights", out / FINAL, json_)
+        command = "solve poisson sphere --rhs x --extension attention --weights"
+        print_next_command("use it", command, out / NETWORK_FILE, json_)
 
 
 def _train_fits(surface: str, held_out: str, out: Path, device: Device, as_json: bool, **given: Any) -> None:
