@@ -1,4 +1,4 @@
-"""The initial state of `lamina solve heat` where none is given: hot and cold spots that suit the shape."""
+"""The default initial state of `lamina solve heat`: hot and cold spots that suit the shape."""
 
 from __future__ import annotations
 

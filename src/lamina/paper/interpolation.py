@@ -147,7 +147,7 @@ def _require_inside(index: Tensor, band: Band) -> None:
 
 
 def interpolation(band: Band, points: Tensor, component: Tensor, lines: Lines) -> Sparse:
-    """The matrix (n, nodes) that takes a band field to its values at points (n, 3) on the surface, with gradients."""
+    """The matrix (n, nodes) that evaluates a field of the band at points (n, 3) on the surface, with gradients."""
     return sparse_rows(*cubic_stencil(band, points, component, lines), len(band))
 
 

@@ -13,7 +13,7 @@ from lamina.view.page import Page
 
 
 def show(page: Page, name: str) -> None:
-    """Show a page in the running notebook; without one, write it to a temporary file and open the browser."""
+    """Show a page in the running notebook. Without a notebook, write it to a temporary file and open the browser."""
     if in_notebook():
         display = importlib.import_module("IPython.display").display  # installed, because a notebook is running
 

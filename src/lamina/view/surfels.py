@@ -33,6 +33,10 @@ _MIN_CLIP_DISTANCE = 0.25
 # repeated points must not vanish.
 _MIN_RELATIVE_RADIUS = 0.25
 _MAX_RELATIVE_RADIUS = 4.0
+# A disc reaches this share of the distance to its neighbour. Its rim is faint, so that it need not reach all the way.
+_NEIGHBOUR_REACH = 0.9
+# In an empty quadrant that is no rim a disc is sized for a neighbour at this share of the farthest distance. By eye.
+_GAP_REACH = 0.75
 _COARSE_PIXELS = 8  # Hidden discs are found in a picture with pixels this many times as large.
 
 
@@ -115,8 +119,8 @@ def _radius(offset: NDArray, distance: NDArray, rim: NDArray) -> NDArray:
     closest = np.stack([np.where(quadrant == i, distance, np.inf).min(1) for i in range(4)], 1)
     # An empty quadrant is a rim, or a gap wider than all neighbours. The disc reaches some way, to close a gap.
     empty = ~np.isfinite(closest)
-    closest = np.where(empty, np.where(rim, 0.0, 0.75 * distance.max(1))[:, None], closest)
-    radius = 0.9 * closest.max(1)
+    closest = np.where(empty, np.where(rim, 0.0, _GAP_REACH * distance.max(1))[:, None], closest)
+    radius = _NEIGHBOUR_REACH * closest.max(1)
     typical = float(np.median(radius)) or 1.0
     return np.clip(radius, _MIN_RELATIVE_RADIUS * typical, _MAX_RELATIVE_RADIUS * typical)
 

@@ -14,6 +14,11 @@ from lamina.geometry.cotangent import checked_mesh
 from lamina.paper.baselines.fem import Array, SurfaceFEM
 from lamina.surfaces.icosphere import split_triangles
 
+# The ratio of the last two changes, by which a solution is extrapolated, is clipped to these bounds. A smooth solution
+# (second order) has the ratio 4, one of first order 2. A ratio outside is an accident of the last two meshes.
+MIN_CHANGE_RATIO = 2.0
+MAX_CHANGE_RATIO = 4.0
+
 
 def refine(V: ArrayLike, F: ArrayLike) -> tuple[Array, NDArray[np.int64]]:
     """Each triangle in four through its edge midpoints; the first n vertices stay those of V (n, 3)."""
@@ -87,6 +92,6 @@ def solve_until_settled(
         if levels > 1 and size > 0:
             ratio = before / size
         before, last = size, values
-        values = u + step / (min(max(ratio, 2.0), 4.0) - 1) if extrapolate else u
+        values = u + step / (min(max(ratio, MIN_CHANGE_RATIO), MAX_CHANGE_RATIO) - 1) if extrapolate else u
         change = float(np.sqrt(np.mean((values - last) ** 2)) / (extent or np.ptp(u)))
     return Reference(values, change, ratio, levels, len(V), change < tolerance)

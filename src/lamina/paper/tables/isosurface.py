@@ -19,7 +19,7 @@ COARSE_CELLS = 64  # Cells along a side of the grid on which sign changes are so
 
 
 def mean_over_zero_set(surface: Surface, u: Callable[[Tensor], Tensor], cells: int = 256) -> float:
-    """Mean by area of u, a function of points that is linear in space, over the triangles."""
+    """Mean by area of u over the zero set of a field. u is a function of points and linear in space."""
     assert isinstance(surface, Implicit)
     V, F = marching_cubes(surface, cells)
     return mean_over_triangles(torch.from_numpy(on_zero_set(V, surface, cells)[F]), u)
