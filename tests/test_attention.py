@@ -443,7 +443,7 @@ def test_the_learned_extension_has_order_two_at_most():
 
 @pytest.mark.parametrize("options", [{"band_radius": 0.3}, {"readout": "rbf"}])
 def test_options_of_the_shell_scheme_are_refused_by_the_coupled_one(options):
-    with pytest.raises(InputError, match='belong to scheme="shell"; this is coupled'):
+    with pytest.raises(InputError, match='are options of scheme="shell"; this is coupled'):
         lamina.paper.BandDomain(SPHERE, SPACING, scheme="coupled", **options)
 
 
