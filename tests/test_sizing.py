@@ -11,7 +11,7 @@ import lamina
 from lamina.gallery import sphere_poisson
 from lamina.grid import sizing
 from lamina.metrics import errors
-from lamina.paper.domain import NEEDS as BASELINES
+from lamina.paper.band_domain import BAND_NEEDS as BASELINES
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
 
@@ -122,9 +122,9 @@ def test_thick_shapes_give_no_warning():
 
 
 def test_noise_is_not_taken_for_thin_parts():
-    from lamina.cli.solve import sampled
+    from lamina.cli.solve import as_point_cloud
 
-    cloud = sampled(SPHERE, 10_000, 0.01, seed=0)
+    cloud = as_point_cloud(SPHERE, 10_000, 0.01, seed=0)
     assert sizing.thin_warning(cloud, 0.05, COUPLED) is None
     assert sizing.choose_spacing(cloud, COUPLED) == pytest.approx(0.05, rel=0.1)
 

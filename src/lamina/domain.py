@@ -308,7 +308,7 @@ class Domain:
         return copy.copy(self)
 
     def cut_along(self, curves: InterfaceCurves | None = None, *, seams: InterfaceCurves | None = None) -> CutSurface:
-        """The cells of this domain's lattice cut by its surface, split along curves. seams: their name in version 0.1."""
+        """The pieces of the surface, split along curves. seams: what curves were called in version 0.1."""
         if seams is not None:
             warnings.warn("cut_along(seams=...) is cut_along(curves) now.", FutureWarning, stacklevel=2)
         curves = curves or seams or NO_CURVES
