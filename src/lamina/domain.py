@@ -31,8 +31,8 @@ from lamina.grid.sizing import (
     spacing_for_nodes,
     thin_warning,
 )
-from lamina.linear.adjoint import Sparse
 from lamina.linear.components import ComponentMean
+from lamina.linear.operator import SparseOperator
 from lamina.progress import progress
 from lamina.reconstruction.choose import geometry_for
 from lamina.reconstruction.neural_cloud import NeuralCloud
@@ -187,7 +187,7 @@ class Domain:
         """What follows from surface and operators."""
         self.readout = self.scheme.readout(self.own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
-        self._to_places: tuple[Tensor, Sparse] | None = None
+        self._to_places: tuple[Tensor, SparseOperator] | None = None
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
@@ -255,21 +255,21 @@ class Domain:
         """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`."""
         return self._from_points(x) @ values
 
-    def _from_points(self, x: Tensor) -> Sparse:
+    def _from_points(self, x: Tensor) -> SparseOperator:
         """The map from values at `points` to surface points x; kept for the places of the scheme, which come again."""
         scheme = self.scheme
         if x is not scheme.places:
             return self.surface.interpolation(x)
         if self._to_places is None or self._to_places[0] is not x:
             face = scheme.place_faces if self.geometry is self.surface else None
-            with torch.enable_grad():  # it is kept, whoever asks for it first
+            with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
                 self._to_places = (x, self.surface.interpolation(x, face))
         return self._to_places[1]
 
     @cached_property
-    def _loading(self) -> tuple[Sparse | None, Sparse]:
+    def _loading(self) -> tuple[SparseOperator | None, SparseOperator]:
         """The load of values at `points`: from the places that the scheme knows a field at, and to these."""
-        with torch.enable_grad():  # it is kept, whoever asks for it first
+        with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
             here, there = self.scheme.from_places(), self._from_points(self.scheme.places)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 

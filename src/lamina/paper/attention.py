@@ -24,8 +24,8 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.grid.band import Band
-from lamina.linear.adjoint import Sparse
 from lamina.linear.graph import expand
+from lamina.linear.operator import SparseOperator
 from lamina.paper.attention_network import AttentionNetwork
 from lamina.paper.patches import RIM, Patches, cover, coverage_warning, localise
 from lamina.progress import Update
@@ -89,7 +89,7 @@ class Attention:
 class LearnedExtension:
     """E, and what the user should know about it."""
 
-    matrix: Sparse  # (n, n), with the gradients of the network's weights where these want them
+    matrix: SparseOperator  # (n, n), with the gradients of the network's weights where these want them
     patches: Patches
     warnings: list[str]
 
@@ -213,7 +213,7 @@ def assemble(
     scale: float,
     tolerance: float,
     update: Update = lambda fraction, what: None,
-) -> Sparse:
+) -> SparseOperator:
     """E (n, n), CSR with int32 indices, sorted columns, in the precision of the network; see the module.
 
     Block by block of the lattice: the attention of all patches that meet a block, then the rows of its nodes, each
@@ -312,7 +312,7 @@ def _attention(
     return torch.cat(out).reshape(-1, k)
 
 
-def _rows_to_one(sparse: Sparse, dtype: torch.dtype) -> Sparse:
+def _rows_to_one(sparse: SparseOperator, dtype: torch.dtype) -> SparseOperator:
     """The matrix with rows that sum to one in this precision: constants stay constants, step after step."""
     crow, column = sparse.matrix.crow_indices(), sparse.matrix.col_indices()
     values = (sparse.matrix.values() if sparse.values is None else sparse.values).to(dtype)
@@ -320,7 +320,7 @@ def _rows_to_one(sparse: Sparse, dtype: torch.dtype) -> Sparse:
     return _csr(crow, column, values / total[sparse.row])
 
 
-def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> Sparse:
+def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> SparseOperator:
     """CSR from entries listed row by row in the given order of rows; counts (n,) entries of each row."""
     column, value = torch.cat(columns), torch.cat(values)
     listed = torch.cumsum(counts[order], 0) - counts[order]
@@ -332,7 +332,7 @@ def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: 
     return _csr(crow, column[entry], value[entry])
 
 
-def _csr(crow: Tensor, column: Tensor, values: Tensor) -> Sparse:
+def _csr(crow: Tensor, column: Tensor, values: Tensor) -> SparseOperator:
     n = len(crow) - 1
     matrix = torch.sparse_csr_tensor(crow, column, values.detach(), size=(n, n), check_invariants=False)
-    return Sparse(matrix, values if values.requires_grad else None)
+    return SparseOperator(matrix, values if values.requires_grad else None)

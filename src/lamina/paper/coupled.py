@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import Lattice
-from lamina.linear.adjoint import Sparse, System, solve
+from lamina.linear.adjoint import System, solve
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import KrylovResult, fgmres, in_blocks
 from lamina.linear.multigrid import Shifted, in_single_precision
+from lamina.linear.operator import SparseOperator
 from lamina.paper.coupled_levels import DIRECT_NODES, AdjointLevel, ShiftedLevel, build_levels
 from lamina.paper.ghosts import Held, Rule
 from lamina.paper.interpolation import interpolation
@@ -89,7 +90,7 @@ class Coupled:
                 rows = level.ghosts.rows
                 E = scaled_rows(level.E, rows, rule.sign)
                 if i == 0:
-                    other.extension = Sparse(E, scaled_entries(self.extension, rows, rule.sign))
+                    other.extension = SparseOperator(E, scaled_entries(self.extension, rows, rule.sign))
                 new = replace(new, E=E, held=Held.of(E, rows[rule.sign <= 0]))
                 if level.from_coarse is not None:
                     new = replace(new, from_coarse=scaled_rows(level.from_coarse, rows, rule.sign))
@@ -138,13 +139,13 @@ class Coupled:
     def place_faces(self) -> Tensor | None:
         return self.levels[0].band.feet.face
 
-    def from_places(self) -> Sparse:
+    def from_places(self) -> SparseOperator:
         held = self.levels[0].held
         if held is None:
             return self.extension
         none = torch.zeros_like(held.rows, dtype=self.extension.matrix.dtype)
         values = scaled_entries(self.extension, held.rows, none)
-        return Sparse(scaled_rows(self.extension.matrix, held.rows, none), values)
+        return SparseOperator(scaled_rows(self.extension.matrix, held.rows, none), values)
 
     def sample(self, u: Field) -> Tensor:
         return u(self.places)
@@ -189,8 +190,8 @@ class Coupled:
         def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
             found, free = [], level.without_held(v)
             if entries:
-                by_E = -E.pairs(free, self._laplacian @ u + level.gamma * u)
-                found.append(by_E if level.held is None else by_E - level.gamma * E.pairs(v - free, u))
+                by_E = -E.outer_at_entries(free, self._laplacian @ u + level.gamma * u)
+                found.append(by_E if level.held is None else by_E - level.gamma * E.outer_at_entries(v - free, u))
             if shifts:
                 found.append((free * u).sum())
             return found
@@ -198,8 +199,8 @@ class Coupled:
         return (*entries, *shifts), by_entries
 
     @cached_property
-    def _laplacian(self) -> Sparse:
-        return Sparse(self.levels[0].L)
+    def _laplacian(self) -> SparseOperator:
+        return SparseOperator(self.levels[0].L)
 
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
         return self.extension @ torch.add(u, self._laplacian @ u, alpha=dt)
@@ -219,7 +220,7 @@ class Coupled:
         found = mean(g.detach() - self.apply(u.detach()))
         return found if mean.only is None else torch.where(mean.only, found, 0)
 
-    def readout(self, feet: ClosestPoints) -> Sparse:
+    def readout(self, feet: ClosestPoints) -> SparseOperator:
         return interpolation(self.levels[0].band, feet.points, feet.component, self.levels[0].lines)
 
     def table(self) -> list[tuple[float, int, int, int]]:
@@ -271,7 +272,7 @@ def scaled_rows(matrix: Tensor, rows: Tensor, factor: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(crow, matrix.col_indices(), values, matrix.shape, check_invariants=False)
 
 
-def scaled_entries(sparse: Sparse, rows: Tensor, factor: Tensor) -> Tensor | None:
+def scaled_entries(sparse: SparseOperator, rows: Tensor, factor: Tensor) -> Tensor | None:
     """The entries with their graph of the same, if they have one."""
     values = sparse.matrix.values() if sparse.values is None else sparse.values
     values = values * _row_scale(sparse.matrix, rows, factor)

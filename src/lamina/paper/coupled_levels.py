@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lamina.geometry.lattice import Lattice
 from lamina.grid.band import Band, band_radius
-from lamina.linear.adjoint import Sparse, transposed
 from lamina.linear.assembly import plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.multigrid import chebyshev_steps
+from lamina.linear.operator import SparseOperator, transposed
 from lamina.paper.ghosts import Ghosts, Held
 from lamina.paper.interpolation import Lines, interpolation, interpolation_matrix, linear_stencil
 from lamina.paper.laplacian import diagonal, laplacian_matrix
@@ -188,7 +188,7 @@ class AdjointLevel(ShiftedLevel):
 
 def build_levels(
     surface: Surface, lattice: Lattice, order: int, update: Update, rim_order: int = 2
-) -> tuple[list[CoupledLevel], Sparse]:
+) -> tuple[list[CoupledLevel], SparseOperator]:
     """Bands of spacing dx, 2dx, 4dx, ... until one is small enough for a direct solve; and E of the first of them.
 
     Coarse levels only correct, so they are second order whatever the finest is, and carry no gradients.

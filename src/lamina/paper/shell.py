@@ -33,8 +33,8 @@ from lamina.geometry.basis import Q1
 from lamina.geometry.lattice import OCTANTS
 from lamina.grid.band import Band
 from lamina.grid.sheets import Elements
-from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import Pattern
+from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.paper.interpolation import cubic_or_linear_matrix, linear_stencil
 from lamina.paper.laplacian import staircase_laplacian
 from lamina.paper.rbf import rbf_matrix
@@ -66,7 +66,7 @@ class Shell(Symmetric):
     def __init__(
         self,
         band: Band,
-        E: Sparse | Tensor,
+        E: SparseOperator | Tensor,
         ambient: bool,
         component_count: int,
         update: Update = lambda fraction, what: None,
@@ -79,7 +79,7 @@ class Shell(Symmetric):
             raise InputError(
                 f"The extension has shape {tuple(E.shape)} and the band {len(band)} nodes; build both from one band."
             )
-        self.extension = E if isinstance(E, Sparse) else Sparse(E)
+        self.extension = E if isinstance(E, SparseOperator) else SparseOperator(E)
         self.band, self.E, self.ambient, self.readout_kind = band, self.extension.matrix, ambient, readout
         self.spacing = band.spacing
         update(0.5, f"operators of {len(band)} nodes")
@@ -108,7 +108,7 @@ class Shell(Symmetric):
     def place_faces(self) -> Tensor | None:
         return None if self.ambient else self.band.feet.face
 
-    def from_places(self) -> Sparse:
+    def from_places(self) -> SparseOperator:
         return self.extension
 
     def sample(self, u: Field) -> Tensor:
@@ -128,12 +128,12 @@ class Shell(Symmetric):
         # Over the surface: where it is curved its two sides have unequal numbers of nodes.
         return u - mean_at_points(u)[self.component]
 
-    def readout(self, feet: ClosestPoints) -> Sparse:
+    def readout(self, feet: ClosestPoints) -> SparseOperator:
         if self.readout_kind == "rbf":
-            return Sparse(rbf_matrix(self.band, feet.points, feet.component))
+            return SparseOperator(rbf_matrix(self.band, feet.points, feet.component))
         if self.radius >= CUBIC_RADIUS * self.spacing:
             # A band that was cut back to what lies near samples may lack some of the nodes between them.
-            return Sparse(cubic_or_linear_matrix(self.band, feet.points, feet.component))
+            return SparseOperator(cubic_or_linear_matrix(self.band, feet.points, feet.component))
         return sparse_rows(*linear_stencil(self.band, feet.points, feet.component), len(self.band))
 
     def table(self) -> list[tuple[float, int, int, int]]:

@@ -19,11 +19,11 @@ from torch import Tensor
 from lamina.errors import SolveError
 from lamina.geometry.basis import Q2, from_corners
 from lamina.grid.sheets import Elements
-from lamina.linear.adjoint import transposed
 from lamina.linear.assembly import Pattern, assemble, plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
+from lamina.linear.operator import transposed
 from lamina.spaces.galerkin import child_interpolation, on_corners
 
 SMOOTHER = 6, 80.0  # degree; largest over smallest eigenvalue that the smoother damps: much, for the sake of slivers

@@ -14,7 +14,7 @@ from torch import Tensor
 from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice, nodes_within
 from lamina.geometry.triangles import dot, points_in, triangle_areas
-from lamina.linear.adjoint import Sparse, sparse_rows
+from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.search.neighbours import k_nearest
 
 ROWS = 2**16  # places at a time to interpolate at: what is made on the way is many times the result
@@ -161,7 +161,7 @@ class Surface(ABC):
         """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`, second order."""
         return self.interpolation(x) @ values
 
-    def interpolation(self, x: Tensor, face: Tensor | None = None) -> Sparse:
+    def interpolation(self, x: Tensor, face: Tensor | None = None) -> SparseOperator:
         """The matrix (n, m) that does so: a linear least-squares fit in space over the nearest samples, weighted
         towards x.
         face (n,): where x lie on the faces of a mesh, if that is known; closest points are then not searched for.
