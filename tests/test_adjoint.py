@@ -339,7 +339,7 @@ def test_flexible_gradients_bear_a_preconditioner_in_single_precision():
 
 
 def test_blocks_of_columns_of_unit_size_are_put_together_again(monkeypatch):
-    monkeypatch.setitem(krylov.COLUMNS, "cpu", 3)
+    monkeypatch.setitem(krylov.COLUMNS_PER_BLOCK, "cpu", 3)
     b, factor, asked = random(5, 8), torch.arange(1.0, 9.0, dtype=torch.float64), []
     b[:, 4], b[:, 6] = 0, 1e-200 * b[:, 6]
 

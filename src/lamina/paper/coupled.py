@@ -29,7 +29,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.linear.adjoint import System, solve
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import KrylovResult, fgmres, in_blocks
-from lamina.linear.multigrid import Shifted, in_single_precision
+from lamina.linear.multigrid import ShiftedHierarchies, in_single_precision
 from lamina.linear.operator import SparseOperator
 from lamina.paper.coupled_levels import DIRECT_NODES, AdjointLevel, ShiftedLevel, build_levels
 from lamina.paper.ghosts import Held, Rule
@@ -68,8 +68,11 @@ class Coupled:
 
     def _reset(self) -> None:
         """Nothing is made yet of the levels shifted by a number, their transposes, and both in single precision."""
-        self._shifted, self._adjoint = Shifted(self._shift), Shifted(self._shift_adjoint)
-        self._single, self._adjoint_single = Shifted(self._shift_single), Shifted(self._shift_adjoint_single)
+        self._shifted, self._adjoint = ShiftedHierarchies(self._shift), ShiftedHierarchies(self._shift_adjoint)
+        self._single, self._adjoint_single = (
+            ShiftedHierarchies(self._shift_single),
+            ShiftedHierarchies(self._shift_adjoint_single),
+        )
 
     def _shift_single(self, c: float) -> list:
         return [level.single() for level in self._shifted.levels(c)]
@@ -156,7 +159,13 @@ class Coupled:
         """GMRES on A - shift I, preconditioned by one V-cycle; backward the same with the transposes."""
         c = float(shift.detach() if isinstance(shift, Tensor) else shift)
 
-        def gmres(levels: Shifted, single: Shifted, b: Tensor, begin: Tensor | None, report: Report | None):
+        def gmres(
+            levels: ShiftedHierarchies,
+            single: ShiftedHierarchies,
+            b: Tensor,
+            begin: Tensor | None,
+            report: Report | None,
+        ):
             finest = levels.levels(c)[0]
 
             def columns(b: Tensor, part: slice, unit: Tensor) -> KrylovResult:

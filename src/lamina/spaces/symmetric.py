@@ -10,7 +10,7 @@ from torch import Tensor
 from lamina.linear.adjoint import System, solve
 from lamina.linear.components import ComponentMean, column, component_sums
 from lamina.linear.krylov import KrylovResult, conjugate_gradients, in_blocks
-from lamina.linear.multigrid import Shifted, in_single_precision, v_cycle
+from lamina.linear.multigrid import ShiftedHierarchies, in_single_precision, v_cycle
 from lamina.linear.operator import SparseOperator
 from lamina.spaces.hierarchy import SMOOTHER, ChannelLevel, ShiftedLevel, TraceLevel
 from lamina.spaces.scheme import Report, Shift
@@ -38,7 +38,7 @@ class Symmetric:
         self.free = None if free is None or bool(free.all()) else free
         self.component = levels[0].component
         self.component_count = component_count
-        self._shifted = Shifted(self._shift)
+        self._shifted = ShiftedHierarchies(self._shift)
 
     @property
     def unknowns(self) -> int:
@@ -186,8 +186,8 @@ class Symmetric:
         return self._shift_single(0.0)
 
     @cached_property
-    def _single(self) -> Shifted:
-        return Shifted(self._shift_single)
+    def _single(self) -> ShiftedHierarchies:
+        return ShiftedHierarchies(self._shift_single)
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
         """The levels of K + shift M; the last few are kept."""
