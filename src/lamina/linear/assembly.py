@@ -31,9 +31,9 @@ def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Patte
     """Sum element matrices (e, k, k) over the unknowns (e, k) of cells with (p + 1)^3 = k nodes.
 
     Returns the pattern and the values (nnz,) of each matrix. Every row has a slot for each of the (2 p + 1)^3
-    offsets on the lattice, and a pair of nodes takes the slot of its offset. A node may have several copies, one for each sheet of
-    the surface. If two copies compete for a slot, one gets a spare slot at the end of the row. Elements are processed
-    in chunks, because intermediate results take many times the memory of the result.
+    offsets on the lattice, and a pair of nodes takes the slot of its offset. A node may have several
+    copies, one for each sheet of the surface. If two copies compete for a slot, one gets a spare slot at the end of the
+    row. Elements are processed in chunks, because intermediate results take many times the memory of the result.
     """
     device, nodes = unknown.device, unknown.shape[1]
     offsets, slots = _offsets(nodes, device)

@@ -26,10 +26,10 @@ MIN_STAGNATION_RATIO = 0.99
 # A new Arnoldi vector of at most this times the first residual is rounding in double precision (45 units of it), so
 # the Krylov space is exhausted. With double or half of it only vectors at this limit are judged differently.
 MAX_EXHAUSTED_NORM = 1e-14
-# Times that conjugate gradients start from a recomputed residual. The first start is normally enough; more are needed
-# where rounding has made the recurrence too optimistic. With 1 such a solve is reported as not converged. Chosen by
-# trial.
-MAX_STARTS = 3
+# Times that conjugate gradients compute the true residual and, if it is too large, iterate from it. The second residual
+# normally confirms that the first run has converged; after a run that rounding has made too optimistic one more follows.
+# At least 2 are needed. Chosen by trial.
+MAX_CG_STARTS = 3
 # Steps of the Lanczos process for the largest eigenvalue. The estimate is from below and callers add a margin to it;
 # half as many steps would need a larger margin. Chosen by trial.
 LANCZOS_STEPS = 8
@@ -205,7 +205,7 @@ def conjugate_gradients(
         return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
     x = torch.zeros_like(b) if start is None else start.clone()
     iterations, relative = 0, torch.inf
-    for _ in range(MAX_STARTS):
+    for _ in range(MAX_CG_STARTS):
         r = b - apply(x)
         relative = _largest(r, scale)
         if relative <= tolerance or iterations >= max_iterations:

@@ -13,7 +13,7 @@ Apply = Callable[[Tensor], Tensor]  # (n, k) -> (n, k)
 # Columns whose residual is at most this times the tolerance get no new search direction. With 1 columns would wait just
 # at the tolerance and could rise above it again as the others change; with a smaller value converged columns cost more
 # products. Chosen by trial.
-MAX_CONVERGED_RESIDUAL = 0.5
+MAX_RESIDUAL_OF_SETTLED_COLUMN = 0.5
 # Directions of the last step with singular values of at most this are dropped from the search space: they lie in the
 # span of the others up to rounding. Singular values are of order 1, so half or double of it rarely matters.
 MAX_DROPPED_SINGULAR_VALUE = 1e-6
@@ -64,7 +64,7 @@ def lobpcg(
             return Eigenpairs(values[:wanted], X[:, :wanted], residuals[:wanted], iterations)
         iterations += 1
         # Only columns that have not converged get new search directions.
-        W = precondition(R[:, residuals > MAX_CONVERGED_RESIDUAL * tolerance])
+        W = precondition(R[:, residuals > MAX_RESIDUAL_OF_SETTLED_COLUMN * tolerance])
         W, KW, MW = _orthonormal_to(W, [(X, MX), (P, MP)], K, M)
         S, KS, MS = (torch.cat(parts, 1) for parts in ((X, P, W), (KX, KP, KW), (MX, MP, MW)))
         values, C = torch.linalg.eigh(_symmetric(S.T @ KS))

@@ -27,7 +27,7 @@ from lamina.expression import as_data
 from lamina.grid.band import Band, band_radius
 from lamina.grid.cut import cut_surface
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.sizing import Needs
+from lamina.grid.sizing import GridRequirements
 from lamina.paper.attention import Attention, attention_extension, sampled_band
 from lamina.paper.conditions import on_coupled
 from lamina.paper.constant_diffusivity import ConstantDiffusivity
@@ -55,7 +55,7 @@ ENTRIES_LEARNED, BYTES_LEARNED = 1200, 30_000  # of the learned extension: about
 # The coupled band must not meet itself. Both bands join sheets, so that few samples on thin parts, more than stray
 # ones, do harm.
 NEEDS = {
-    name: Needs(
+    name: GridRequirements(
         cells=40, density=2 * clearance, bytes=2600, clearance=clearance, thin_share=0.002,
         effect="sheets there may be joined", follows_samples=name != "shell",
     )

@@ -32,7 +32,7 @@ from lamina.errors import InputError
 from lamina.geometry.basis import Q1
 from lamina.geometry.lattice import OCTANTS
 from lamina.grid.band import Band
-from lamina.grid.sheets import Elements
+from lamina.grid.sheets import CutElements
 from lamina.linear.assembly import Pattern
 from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.paper.interpolation import cubic_or_linear_matrix, linear_stencil
@@ -153,7 +153,7 @@ def shell_levels(band: Band) -> list[TraceLevel]:
     mass[diagonal] = 1
     # Node a lies in the coarse cell floor(a / 2), at (a - 2 cell) / 2, one of eight places.
     ijk = band.ijk.long()
-    elements, element = Elements.filling(torch.div(ijk, 2, rounding_mode="floor"), band.component)
+    elements, element = CutElements.filling(torch.div(ijk, 2, rounding_mode="floor"), band.component)
     place = ((ijk % 2) * torch.tensor([4, 2, 1], device=ijk.device)).sum(1)
     weight = Q1.values(0.5 * OCTANTS.to(L.values()))[place]
     K, M = _coarse_elements(band, elements, element, place)
@@ -170,7 +170,7 @@ def shell_levels(band: Band) -> list[TraceLevel]:
     return [finest, *build_levels(elements, elements.unknown, 2 * band.spacing, K, M)]
 
 
-def _coarse_elements(band: Band, elements: Elements, element: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+def _coarse_elements(band: Band, elements: CutElements, element: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """P^T K P and P^T P as element matrices (e, 8, 8) of the coarse cells.
 
     An edge from node a to a + e_axis lies in the coarse cell of a, perhaps on its far face, so that
