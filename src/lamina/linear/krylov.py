@@ -27,8 +27,8 @@ MIN_STAGNATION_RATIO = 0.99
 # the Krylov space is exhausted. With double or half of it only vectors at this limit are judged differently.
 MAX_EXHAUSTED_NORM = 1e-14
 # Times that conjugate gradients compute the true residual and, if it is too large, iterate from it. The second residual
-# normally confirms that the first run has converged; after a run that rounding has made too optimistic one more follows.
-# At least 2 are needed. Chosen by trial.
+# normally confirms that the first run has converged; if rounding made that run too optimistic, one more follows. At
+# least 2 are needed. Chosen by trial.
 MAX_CG_STARTS = 3
 # Steps of the Lanczos process for the largest eigenvalue. The estimate is from below and callers add a margin to it;
 # half as many steps would need a larger margin. Chosen by trial.
