@@ -18,22 +18,22 @@ from lamina.device import available, in_own_precision
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.geometry.lattice import Lattice
-from lamina.grid.cut import cut_surface, left_out
+from lamina.grid.cut import cut_surface, cut_warnings
 from lamina.grid.cut_surface import CutSurface
 from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves
 from lamina.grid.quadrature import Quadrature
 from lamina.grid.rim import Rim
 from lamina.grid.sizing import (
-    ORDER,
-    Needs,
+    REQUIREMENTS_OF_ORDER,
+    GridRequirements,
     check_memory,
     check_spacing,
     choose_spacing,
     spacing_for_nodes,
     thin_warning,
 )
-from lamina.linear.adjoint import Sparse
 from lamina.linear.components import ComponentMean
+from lamina.linear.operator import SparseOperator
 from lamina.progress import progress
 from lamina.reconstruction.choose import Reconstruction, has_the_points_of, reconstruct_as_asked
 from lamina.spaces.galerkin import worth_order_3
@@ -109,14 +109,14 @@ class Domain:
                           stacklevel=3)  # fmt: skip
             order = order or 2
         order = order or "auto"
-        if order != "auto" and order not in ORDER:
+        if order != "auto" and order not in REQUIREMENTS_OF_ORDER:
             raise InputError(f'order must be 2, 3 or "auto", got {order!r}.')
         start = time.perf_counter()
         self._take(surface, spacing, nodes, extension, reconstruction, origin, device, dtype)
         with progress("building", show_progress) as update:
             update(0.0, "cutting cells")
             self.order, self.order_reason, cut = self._choose_order(order, spacing, nodes)
-            self._scheme_warnings = left_out(cut)
+            self._scheme_warnings = cut_warnings(cut)
             built = time.perf_counter()
             update(0.5, "assembling")
             self.scheme = Trace(cut)
@@ -159,14 +159,14 @@ class Domain:
     ) -> tuple[int, str, CutSurface]:
         """Order, why, and the cells cut for it; "auto" cuts for order 3 and measures what these cells show."""
         if isinstance(order, int):
-            self._place(ORDER[order], spacing, nodes)
+            self._place(REQUIREMENTS_OF_ORDER[order], spacing, nodes)
             return order, "asked for", cut_surface(self.geometry, self.lattice, degree=order - 1)
         if self.geometry.faceted:
             why = "a mesh has creases, rims and parts of any kind, and order 2 bears them all"
-            self._place(ORDER[2], spacing, nodes)
+            self._place(REQUIREMENTS_OF_ORDER[2], spacing, nodes)
             return 2, why, cut_surface(self.geometry, self.lattice, degree=1)
         try:
-            self._place(ORDER[3], spacing, nodes)
+            self._place(REQUIREMENTS_OF_ORDER[3], spacing, nodes)
             cut = cut_surface(self.geometry, self.lattice, degree=2)
         except InputError as refused:  # too many unknowns, or cells too large; order 2 may do with this spacing
             why = f"order 3 is refused: {refused}"
@@ -174,10 +174,10 @@ class Domain:
             smooth, why = worth_order_3(cut)
             if smooth:
                 return 3, why, cut
-        self._place(ORDER[2], spacing, nodes)
+        self._place(REQUIREMENTS_OF_ORDER[2], spacing, nodes)
         return 2, why, cut_surface(self.geometry, self.lattice, degree=1)
 
-    def _place(self, needs: Needs, spacing: float | None, nodes: int | None, shift: bool = True) -> None:
+    def _place(self, needs: GridRequirements, spacing: float | None, nodes: int | None, shift: bool = True) -> None:
         """Choose the lattice for this surface and for what is to live on it.
 
         shift: off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
@@ -198,7 +198,7 @@ class Domain:
         """What follows from surface and operators."""
         self.readout = self.scheme.readout(self.own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
-        self._interpolations: list[tuple[Tensor, Sparse]] = []
+        self._interpolations: list[tuple[Tensor, SparseOperator]] = []
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
@@ -266,7 +266,7 @@ class Domain:
         """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`."""
         return self._from_points(x) @ values
 
-    def _from_points(self, x: Tensor) -> Sparse:
+    def _from_points(self, x: Tensor) -> SparseOperator:
         """The map from values at `points` to surface points x. The last few are kept: places of operators and of
         conditions come again with every solve."""
         for before, found in self._interpolations:
@@ -279,9 +279,9 @@ class Domain:
         return found
 
     @cached_property
-    def _loading(self) -> tuple[Sparse | None, Sparse]:
+    def _loading(self) -> tuple[SparseOperator | None, SparseOperator]:
         """The load of values at `points`: from the places that the scheme knows a field at, and to these."""
-        with torch.enable_grad():  # it is kept, whoever asks for it first
+        with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
             here, there = self.scheme.from_places(), self._from_points(self.scheme.places)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 

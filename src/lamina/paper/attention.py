@@ -25,8 +25,8 @@ from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import cell_keys
 from lamina.grid.band import Band
-from lamina.linear.adjoint import Sparse
 from lamina.linear.graph import expand
+from lamina.linear.operator import SparseOperator
 from lamina.paper.attention_network import AttentionNetwork
 from lamina.paper.patches import OUTER_HEIGHT_SHARE, Patches, cover, coverage_warning, localise
 from lamina.progress import Update
@@ -94,7 +94,7 @@ class Attention:
 class LearnedExtension:
     """The matrix E with its patches and warnings."""
 
-    matrix: Sparse  # (n, n), with gradients of the weights of the network if these require them
+    matrix: SparseOperator  # (n, n), with gradients of the weights of the network if these require them
     patches: Patches
     warnings: list[str]
 
@@ -218,7 +218,7 @@ def assemble(
     scale: float,
     tolerance: float,
     update: Update = lambda fraction, what: None,
-) -> Sparse:
+) -> SparseOperator:
     """E (n, n), CSR with int32 indices and sorted columns, in the precision of the network; see the module.
 
     E is assembled block by block of the lattice. First comes the attention of all patches that meet the block, then the
@@ -319,7 +319,7 @@ def _attention(
     return torch.cat(out).reshape(-1, k)
 
 
-def _rows_to_one(sparse: Sparse, dtype: torch.dtype) -> Sparse:
+def _rows_to_one(sparse: SparseOperator, dtype: torch.dtype) -> SparseOperator:
     """The matrix with rows that sum to one in this precision, so that constants stay constant over many steps."""
     crow, column = sparse.matrix.crow_indices(), sparse.matrix.col_indices()
     values = (sparse.matrix.values() if sparse.values is None else sparse.values).to(dtype)
@@ -327,7 +327,7 @@ def _rows_to_one(sparse: Sparse, dtype: torch.dtype) -> Sparse:
     return _csr(crow, column, values / total[sparse.row])
 
 
-def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> Sparse:
+def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> SparseOperator:
     """CSR from entries that are listed row by row in the given order of rows. counts (n,): entries of each row."""
     column, value = torch.cat(columns), torch.cat(values)
     listed = torch.cumsum(counts[order], 0) - counts[order]
@@ -339,7 +339,7 @@ def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: 
     return _csr(crow, column[entry], value[entry])
 
 
-def _csr(crow: Tensor, column: Tensor, values: Tensor) -> Sparse:
+def _csr(crow: Tensor, column: Tensor, values: Tensor) -> SparseOperator:
     n = len(crow) - 1
     matrix = torch.sparse_csr_tensor(crow, column, values.detach(), size=(n, n), check_invariants=False)
-    return Sparse(matrix, values if values.requires_grad else None)
+    return SparseOperator(matrix, values if values.requires_grad else None)

@@ -27,7 +27,7 @@ from lamina.expression import as_data
 from lamina.grid.band import Band, band_radius
 from lamina.grid.cut import cut_surface
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.sizing import Needs
+from lamina.grid.sizing import GridRequirements
 from lamina.paper.attention import Attention, attention_extension, band_near_samples
 from lamina.paper.constant_diffusivity import ConstantDiffusivity
 from lamina.paper.coupled import Coupled
@@ -62,7 +62,7 @@ DEFAULT_BAND_CELLS = 40  # Cells along the longest side of the surface, unless t
 # lies on parts that are so thin: a few samples on a thin part do harm, stray samples are fewer still.
 MAX_THIN_SHARE_OF_BAND = 0.002
 BAND_NEEDS = {
-    name: Needs(
+    name: GridRequirements(
         cells=DEFAULT_BAND_CELLS, density=2 * clearance, bytes=BAND_BYTES_PER_NODE, clearance=clearance,
         thin_share=MAX_THIN_SHARE_OF_BAND,
         effect="sheets there may be joined", follows_samples=name != "shell",

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import Lattice
-from lamina.linear.adjoint import Sparse, System, solve
+from lamina.linear.adjoint import System, solve
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import KrylovResult, fgmres, in_blocks
-from lamina.linear.multigrid import Shifted, in_single_precision
+from lamina.linear.multigrid import ShiftedHierarchies, in_single_precision
+from lamina.linear.operator import SparseOperator
 from lamina.paper.coupled_levels import MAX_DIRECT_NODES, AdjointLevel, ShiftedLevel, build_levels
 from lamina.paper.ghosts import ConstrainedGhosts, GhostRule
 from lamina.paper.interpolation import interpolation
@@ -66,8 +67,9 @@ class Coupled:
 
     def _reset(self) -> None:
         """Empty the caches of shifted levels, of their transposes, and of both in single precision."""
-        self._shifted, self._adjoint = Shifted(self._shift), Shifted(self._shift_adjoint)
-        self._single, self._adjoint_single = Shifted(self._shift_single), Shifted(self._shift_adjoint_single)
+        self._shifted, self._adjoint = ShiftedHierarchies(self._shift), ShiftedHierarchies(self._shift_adjoint)
+        self._single = ShiftedHierarchies(self._shift_single)
+        self._adjoint_single = ShiftedHierarchies(self._shift_adjoint_single)
 
     def _shift_single(self, c: float) -> list:
         return [level.single() for level in self._shifted.levels(c)]
@@ -92,7 +94,7 @@ class Coupled:
                 rows = level.ghosts.rows
                 E = multiply_rows(level.E, rows, rule.image_factor)
                 if i == 0:
-                    other.extension = Sparse(E, multiply_entries(self.extension, rows, rule.image_factor))
+                    other.extension = SparseOperator(E, multiply_entries(self.extension, rows, rule.image_factor))
                 new = replace(new, E=E, constrained=ConstrainedGhosts.of(E, rows[rule.image_factor <= 0]))
                 if level.from_coarse is not None:
                     new = replace(new, from_coarse=multiply_rows(level.from_coarse, rows, rule.image_factor))
@@ -141,13 +143,13 @@ class Coupled:
     def place_faces(self) -> Tensor | None:
         return self.levels[0].band.feet.face
 
-    def from_places(self) -> Sparse:
+    def from_places(self) -> SparseOperator:
         constrained = self.levels[0].constrained
         if constrained is None:
             return self.extension
         zero = torch.zeros_like(constrained.rows, dtype=self.extension.matrix.dtype)
         values = multiply_entries(self.extension, constrained.rows, zero)
-        return Sparse(multiply_rows(self.extension.matrix, constrained.rows, zero), values)
+        return SparseOperator(multiply_rows(self.extension.matrix, constrained.rows, zero), values)
 
     def sample(self, u: Field) -> Tensor:
         return u(self.places)
@@ -158,7 +160,13 @@ class Coupled:
         """GMRES on A - shift I, preconditioned by one V-cycle. The adjoint solve does the same with the transposes."""
         c = float(shift.detach() if isinstance(shift, Tensor) else shift)
 
-        def gmres(levels: Shifted, single: Shifted, b: Tensor, begin: Tensor | None, report: Report | None):
+        def gmres(
+            levels: ShiftedHierarchies,
+            single: ShiftedHierarchies,
+            b: Tensor,
+            begin: Tensor | None,
+            report: Report | None,
+        ):
             finest = levels.levels(c)[0]
 
             def columns(b: Tensor, part: slice, unit: Tensor) -> KrylovResult:
@@ -192,8 +200,10 @@ class Coupled:
         def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
             found, free = [], level.zero_at_constrained(v)
             if entries:
-                by_E = -E.pairs(free, self._laplacian @ u + level.gamma * u)
-                found.append(by_E if level.constrained is None else by_E - level.gamma * E.pairs(v - free, u))
+                by_E = -E.outer_at_entries(free, self._laplacian @ u + level.gamma * u)
+                if level.constrained is not None:
+                    by_E = by_E - level.gamma * E.outer_at_entries(v - free, u)
+                found.append(by_E)
             if shifts:
                 found.append((free * u).sum())
             return found
@@ -201,8 +211,8 @@ class Coupled:
         return (*entries, *shifts), by_entries
 
     @cached_property
-    def _laplacian(self) -> Sparse:
-        return Sparse(self.levels[0].L)
+    def _laplacian(self) -> SparseOperator:
+        return SparseOperator(self.levels[0].L)
 
     def explicit_step(self, u: Tensor, dt: float) -> Tensor:
         return self.extension @ torch.add(u, self._laplacian @ u, alpha=dt)
@@ -222,7 +232,7 @@ class Coupled:
         found = mean(g.detach() - self.apply(u.detach()))
         return found if mean.only is None else torch.where(mean.only, found, 0)
 
-    def readout(self, feet: ClosestPoints) -> Sparse:
+    def readout(self, feet: ClosestPoints) -> SparseOperator:
         return interpolation(self.levels[0].band, feet.points, feet.component, self.levels[0].lines)
 
     def table(self) -> list[tuple[float, int, int, int]]:
@@ -274,7 +284,7 @@ def multiply_rows(matrix: Tensor, rows: Tensor, factor: Tensor) -> Tensor:
     return torch.sparse_csr_tensor(crow, matrix.col_indices(), values, matrix.shape, check_invariants=False)
 
 
-def multiply_entries(sparse: Sparse, rows: Tensor, factor: Tensor) -> Tensor | None:
+def multiply_entries(sparse: SparseOperator, rows: Tensor, factor: Tensor) -> Tensor | None:
     """The entries of the same product with their graph; None if they have none."""
     values = sparse.matrix.values() if sparse.values is None else sparse.values
     values = values * _entry_factors(sparse.matrix, rows, factor)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lamina.geometry.lattice import Lattice
 from lamina.grid.band import Band, band_radius
-from lamina.linear.adjoint import Sparse, transposed
 from lamina.linear.assembly import plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.multigrid import chebyshev_steps
+from lamina.linear.operator import SparseOperator, transposed
 from lamina.paper.ghosts import ConstrainedGhosts, Ghosts
 from lamina.paper.interpolation import Lines, interpolation, interpolation_matrix, linear_stencil
 from lamina.paper.laplacian import diagonal, laplacian_matrix
@@ -199,7 +199,7 @@ class AdjointLevel(ShiftedLevel):
 
 def build_levels(
     surface: Surface, lattice: Lattice, order: int, update: Update, rim_order: int = 2
-) -> tuple[list[CoupledLevel], Sparse]:
+) -> tuple[list[CoupledLevel], SparseOperator]:
     """Bands of spacing dx, 2dx, 4dx, ... until one is small enough for a direct solve, and the extension of the first.
 
     Coarse levels only correct. They are of second order, whatever the order of the finest, and carry no gradients.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.grid.band import Band
-from lamina.linear.adjoint import Sparse, sparse_rows
+from lamina.linear.operator import SparseOperator, sparse_rows
 
 
 def lagrange_weights(t: Tensor, degree: int) -> Tensor:
@@ -146,7 +146,7 @@ def _require_inside(index: Tensor, band: Band) -> None:
         )
 
 
-def interpolation(band: Band, points: Tensor, component: Tensor, lines: Lines) -> Sparse:
+def interpolation(band: Band, points: Tensor, component: Tensor, lines: Lines) -> SparseOperator:
     """The matrix (n, nodes) that evaluates a field of the band at points (n, 3) on the surface, with gradients."""
     return sparse_rows(*cubic_stencil(band, points, component, lines), len(band))
 

@@ -68,7 +68,7 @@ class LearnedCoupled(Shell):
         shifts = (shift,) if isinstance(shift, Tensor) else ()
 
         def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
-            found = [-self.extension.pairs(v, self._carried(u))] if entries else []
+            found = [-self.extension.outer_at_entries(v, self._carried(u))] if entries else []
             return [*found, (v * u).sum()] if shifts else found
 
         begin = None if start is None else start.detach()

@@ -33,9 +33,9 @@ from lamina.errors import InputError
 from lamina.geometry.basis import Q1
 from lamina.geometry.lattice import OCTANTS
 from lamina.grid.band import Band
-from lamina.grid.sheets import Elements
-from lamina.linear.adjoint import Sparse, sparse_rows
+from lamina.grid.sheets import CutElements
 from lamina.linear.assembly import Pattern
+from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.paper.interpolation import cubic_or_linear_matrix, linear_stencil
 from lamina.paper.laplacian import staircase_laplacian
 from lamina.paper.rbf_readout import rbf_matrix
@@ -68,7 +68,7 @@ class Shell(Symmetric):
     def __init__(
         self,
         band: Band,
-        E: Sparse | Tensor,
+        E: SparseOperator | Tensor,
         ambient: bool,
         component_count: int,
         update: Update = lambda fraction, what: None,
@@ -81,7 +81,7 @@ class Shell(Symmetric):
             raise InputError(
                 f"The extension has shape {tuple(E.shape)} and the band {len(band)} nodes; build both from one band."
             )
-        self.extension = E if isinstance(E, Sparse) else Sparse(E)
+        self.extension = E if isinstance(E, SparseOperator) else SparseOperator(E)
         self.band, self.E, self.ambient, self.readout_kind = band, self.extension.matrix, ambient, readout
         self.spacing = band.spacing
         update(0.5, f"operators of {len(band)} nodes")
@@ -110,7 +110,7 @@ class Shell(Symmetric):
     def place_faces(self) -> Tensor | None:
         return None if self.ambient else self.band.feet.face
 
-    def from_places(self) -> Sparse:
+    def from_places(self) -> SparseOperator:
         return self.extension
 
     def sample(self, u: Field) -> Tensor:
@@ -130,12 +130,12 @@ class Shell(Symmetric):
         # The mean is over the surface: where this is curved, its two sides have unequal numbers of nodes.
         return u - mean_at_points(u)[self.component]
 
-    def readout(self, feet: ClosestPoints) -> Sparse:
+    def readout(self, feet: ClosestPoints) -> SparseOperator:
         if self.readout_kind == "rbf":
-            return Sparse(rbf_matrix(self.band, feet.points, feet.component))
+            return SparseOperator(rbf_matrix(self.band, feet.points, feet.component))
         if self.radius >= MIN_CUBIC_RADIUS * self.spacing:
             # A band that was reduced to the nodes near samples may lack some of the nodes between samples.
-            return Sparse(cubic_or_linear_matrix(self.band, feet.points, feet.component))
+            return SparseOperator(cubic_or_linear_matrix(self.band, feet.points, feet.component))
         return sparse_rows(*linear_stencil(self.band, feet.points, feet.component), len(self.band))
 
     def table(self) -> list[tuple[float, int, int, int]]:
@@ -155,7 +155,7 @@ def shell_levels(band: Band) -> list[TraceLevel]:
     mass[diagonal] = 1
     # Node a lies in the coarse cell floor(a / 2), at (a - 2 cell) / 2, one of eight positions.
     ijk = band.ijk.long()
-    elements, element = Elements.filling(torch.div(ijk, 2, rounding_mode="floor"), band.component)
+    elements, element = CutElements.filling(torch.div(ijk, 2, rounding_mode="floor"), band.component)
     place = ((ijk % 2) * torch.tensor([4, 2, 1], device=ijk.device)).sum(1)
     weight = Q1.values(0.5 * OCTANTS.to(L.values()))[place]
     K, M = _coarse_elements(band, elements, element, place)
@@ -172,7 +172,7 @@ def shell_levels(band: Band) -> list[TraceLevel]:
     return [finest, *build_levels(elements, elements.unknown, 2 * band.spacing, K, M)]
 
 
-def _coarse_elements(band: Band, elements: Elements, element: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+def _coarse_elements(band: Band, elements: CutElements, element: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     """P^T K P and P^T P as element matrices (e, 8, 8) of the coarse cells.
 
     An edge from node a to a + e_axis lies in the coarse cell of a, possibly on its far face, so that

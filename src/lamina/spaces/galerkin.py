@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint as recompute_later
 from lamina.geometry.basis import Q1, Q2, from_corners, gauss_points
 from lamina.geometry.lattice import OCTANTS
 from lamina.grid.cut_surface import CutSurface
-from lamina.linear.adjoint import Sparse, System, solve
+from lamina.linear.adjoint import System, solve
 from lamina.linear.assembly import assemble
 from lamina.linear.components import column
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
+from lamina.linear.operator import SparseOperator
 
 STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of the surface, and at the turn
 # The same for quadratic functions. In flat cells half of it gives errors 0.9 times and cycles 1.4 times as large, twice
@@ -218,7 +219,7 @@ def normal_tensors(cut: CutSurface) -> Tensor:
     pattern, (values,) = assemble(unknown, count, [mass.reshape(-1, 8, 8) + held])
     g = weights.new_zeros(count, 6).index_add(0, unknown.reshape(-1), load.reshape(-1, 6))
     constant = values.detach()
-    matrix = Sparse(pattern.matrix(constant), values if values.requires_grad else None)
+    matrix = SparseOperator(pattern.matrix(constant), values if values.requires_grad else None)
     return projected(matrix, 1 / constant[pattern.diagonal], g, 1e-9)
 
 
@@ -284,7 +285,7 @@ def worth_order_3(cut: CutSurface) -> tuple[bool, str]:
     return False, f"the surface turns within cells: {compared}"
 
 
-def projected(matrix: Sparse, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
+def projected(matrix: SparseOperator, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
     """v with matrix v = g, for a mass matrix and one over its diagonal."""
 
     def krylov(b: Tensor, size: Tensor | None) -> KrylovResult:
@@ -293,7 +294,7 @@ def projected(matrix: Sparse, inverse: Tensor, g: Tensor, tolerance: float) -> T
         )
 
     entries = () if matrix.values is None else (matrix.values,)
-    return solve(System(krylov, krylov, entries, lambda v, u: (-matrix.pairs(v, u),)), g).solution
+    return solve(System(krylov, krylov, entries, lambda v, u: (-matrix.outer_at_entries(v, u),)), g).solution
 
 
 def sliver_stiffness(cut: CutSurface) -> Tensor:

@@ -103,7 +103,7 @@ def boundary(cut: CutSurface, asked: Asked, K: Tensor) -> Boundary:
                 a = asked.conductivity[value]
                 towards = a[:, None] * towards if a.ndim == 1 else torch.einsum("nij,nj->ni", a, towards)
             if cut.degree > 1:
-                towards = rim.frames.take(value).below(towards)
+                towards = rim.frames.take(value).flat_direction(towards)
             flux = directional(gradient, towards) / h
             beta = _safe_beta(element, flux, w, K, h)
             row = w[:, None] * (beta[:, None] * phi - flux)

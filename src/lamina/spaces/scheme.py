@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lamina.linear.adjoint import Sparse
 from lamina.linear.krylov import KrylovResult
+from lamina.linear.operator import SparseOperator
 from lamina.surfaces.base import ClosestPoints
 
 FREE, VALUE, FLUX = 0, 1, 2  # what a condition gives at a place of a rim: nothing, u, or the flux
@@ -59,7 +59,7 @@ class Scheme(Protocol):
         """The faces (p,) of a mesh that the places lie on, where they are known."""
         ...
 
-    def from_places(self) -> Sparse:
+    def from_places(self) -> SparseOperator:
         """... the matrix (unknowns, p) that takes its values there to the load."""
         ...
 
@@ -88,7 +88,7 @@ class Scheme(Protocol):
         """What was taken off g on each component for A u = g to have a solution, as a mean of f (c,)."""
         ...
 
-    def readout(self, feet: ClosestPoints) -> Sparse:
+    def readout(self, feet: ClosestPoints) -> SparseOperator:
         """The matrix (n, unknowns) that evaluates a field at n points on the surface."""
         ...
 
