@@ -20,7 +20,7 @@ from lamina.fits.curvature import (
 )
 from lamina.geometry.frames import tangent_frames
 from lamina.geometry.triangles import dot
-from lamina.surfaces.analytic import _torus_grid
+from lamina.surfaces.analytic import torus_grid
 from lamina.surfaces.base import Surface
 
 R, r = 1.0, 0.4
@@ -134,7 +134,7 @@ def test_linear_functions_have_flat_level_sets():
 
 
 def torus_mesh(n: int, jitter: float) -> lamina.Mesh:
-    points, faces = _torus_grid(R, r, 2 * n, n)
+    points, faces = torus_grid(R, r, 2 * n, n)
     h = 2 * math.pi * r / n
     noise = torch.rand(len(points), 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64) - 0.5
     return lamina.Mesh(TORUS.closest_points(points + 2 * jitter * h * noise).points, faces)

@@ -16,7 +16,7 @@ from lamina.paper.attention import Attention
 from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
 from lamina.reconstruction.neural_cloud import NeuralCloud
 from lamina.reconstruction.weights import shipped_fit_network
-from lamina.surfaces.analytic import _torus_grid
+from lamina.surfaces.analytic import torus_grid
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.splats import Splats
 from schemes import of_scheme
@@ -221,7 +221,7 @@ def mesh(p):
 
 
 def torus_mesh(p):
-    points, faces = _torus_grid(1.0, 0.45, 24, 12)
+    points, faces = torus_grid(1.0, 0.45, 24, 12)
     return lamina.Mesh(points * p[3:] + p[:3], faces)
 
 

@@ -23,7 +23,7 @@ from lamina.colours import CONTROLS
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
 from lamina.view.normals import corner_normals
-from lamina.view.page import MISSING_VALUE, _template, page
+from lamina.view.page import MISSING_VALUE, template, page
 from lamina.view.render import render
 from lamina.view.scene import Scene, grid_nodes, read_scene
 from schemes import of_scheme
@@ -57,11 +57,11 @@ def test_the_page_was_built_from_the_sources_beside_it():
     found = hashlib.sha256()
     for name in sorted([*names, "page.html", "package.json"]):
         found.update(f"{name}\0{(WEB / name).read_text()}\0".encode())
-    assert f'name="lamina-sources" content="{found.hexdigest()}"' in _template()
+    assert f'name="lamina-sources" content="{found.hexdigest()}"' in template()
 
 
 def test_the_page_is_small_forbids_requests_and_names_the_licence_of_three():
-    text = _template()
+    text = template()
     assert len(text.encode()) < 2_000_000
     assert "default-src 'none'" in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)

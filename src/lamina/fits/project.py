@@ -12,7 +12,7 @@ from lamina.geometry.triangles import unit
 from lamina.linear.adjoint import first_order
 
 # Most steps of Newton's method for one foot; a foot that has not converged by then stays at the best point found.
-MAX_NEWTON_STEPS = 40
+MAX_JET_PROJECTION_STEPS = 40
 # A Newton step is used as it is if the second derivatives of the squared distance are positive definite, with pivots
 # above this share of the unit they have on a plane. Below, the distance is nearly flat, as near a centre of curvature,
 # and the curvature of the jet is left out of the step.
@@ -89,7 +89,7 @@ def _nearest(target: Tensor, coefficients: Tensor, reach: Tensor, degree: int) -
     gap = _gap(target, ab, at)
     damping = torch.zeros_like(reach)
     tolerance, slack = torch.finfo(target.dtype).eps ** 0.5, 1 + 16 * torch.finfo(target.dtype).eps
-    for _ in range(MAX_NEWTON_STEPS):
+    for _ in range(MAX_JET_PROJECTION_STEPS):
         new = _inside(ab + _newton_step(target, ab, at, damping), reach)
         there = heights(new[0], new[1])
         # The gap is quadratic in the distance to the minimum: rounding must not reject the last steps.

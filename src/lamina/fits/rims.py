@@ -87,11 +87,11 @@ def find_rims(points: Tensor, normals: Tensor, neighbours: Callable[[Tensor, int
     """
     outward, limit = torch.zeros_like(points), torch.full_like(points[:, 0], torch.inf)
     every = torch.arange(len(points), device=points.device)
-    rows = every[_empty_discs(points, normals, neighbours(every, FIRST_DISC_NEIGHBOURS))[0].any(1)]
+    rows = every[empty_discs(points, normals, neighbours(every, FIRST_DISC_NEIGHBOURS))[0].any(1)]
     if not len(rows):
         return Rims(outward, limit)
     near = neighbours(rows, ALL_DISC_NEIGHBOURS)
-    roomy, wide, reach = _empty_discs(points, normals, near)
+    roomy, wide, reach = empty_discs(points, normals, near)
     sure = torch.zeros_like(limit, dtype=torch.bool)
     sure[rows] = wide.any(1)
     mean = roomy.to(points.dtype) @ ray_directions(points) / roomy.shape[1]
@@ -145,7 +145,7 @@ def _aligned(points: Tensor, normals: Tensor, outward: Tensor, spacing: Tensor) 
     return torch.where(few[:, None], outward, turned), torch.where(few, MEAN_RIM_EXTENSION, extension) * spacing
 
 
-def _empty_discs(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def empty_discs(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Along which rays (n, r) an empty disc touches the samples near[:, 0], along which a large one does, and the
     distance (n, 1) of the neighbour RIM_NEIGHBOUR that radii are compared with.
 
@@ -155,9 +155,9 @@ def _empty_discs(points: Tensor, normals: Tensor, near: Tensor) -> tuple[Tensor,
     ray = ray_directions(points)
     last = min(RIM_NEIGHBOUR, near.shape[1] - 1)
     if len(near) and by_kernel(points, normals):
-        from lamina.fits.rims_kernel import empty_discs
+        from lamina.fits import rims_kernel
 
-        return empty_discs(points, normals, near, ray, last, LARGE_DISC_FACTOR)
+        return rims_kernel.empty_discs(points, normals, near, ray, last, LARGE_DISC_FACTOR)
     found = []
     for block in near.split(max(1, DISC_ENTRIES[points.device.type] // (len(ray) * near.shape[1]))):
         own, others = block[:, 0], block[:, 1:]

@@ -37,7 +37,7 @@ MAX_PIXELS_ACROSS = 1000  # pixels along the extent, at most, which bounds the t
 # Neighbours to which a plane is fitted for the normal; a surface has about that many samples within 1.6 pixels.
 NORMAL_NEIGHBOURS = 48
 # A ray meets a surface if all Gaussians on it together stop more than this share of the light; less is haze.
-MIN_OPACITY = 0.6
+MIN_RAY_OPACITY = 0.6
 # A sample is kept if the cosine between its normal and the direction to the viewer is more than this: at flatter angles
 # depths are too uncertain. The same cosine is the least between normals of samples on one sheet.
 MIN_FACING_COSINE = 0.5
@@ -124,7 +124,7 @@ def _facing(seen: VisiblePoints, pixel: float) -> tuple[Tensor, Tensor]:
     normals = pca_normals(seen.points, NORMAL_NEIGHBOURS)
     cosine = dot(normals, seen.to_viewer)
     normals = torch.where(cosine[:, None] < 0, -normals, normals)
-    sound = (cosine.abs() > MIN_FACING_COSINE) & (seen.opaque > MIN_OPACITY)
+    sound = (cosine.abs() > MIN_FACING_COSINE) & (seen.opaque > MIN_RAY_OPACITY)
     return normals, sound & (visible_share(seen, normals, pixel, MAX_DEPTH_DIFFERENCE * pixel) > MIN_VISIBLE_SHARE)
 
 

@@ -64,7 +64,7 @@ class Torus(_Analytic):
         self.reach = min(self.r, self.R - self.r)
         around = max(12, round(math.sqrt(10000 * self.R / self.r)))
         across = max(12, round(10000 / around))
-        self._set_samples(*_torus_grid(self.R, self.r, around, across))
+        self._set_samples(*torus_grid(self.R, self.r, around, across))
 
     def closest_points(self, x: Tensor) -> ClosestPoints:
         ring = _outward(torch.stack([x[:, 0], x[:, 1], torch.zeros_like(x[:, 0])], 1))
@@ -140,7 +140,7 @@ def _check_positive(**lengths: float) -> None:
             raise InputError(f"{name} must be a positive number, got {value!r}.")
 
 
-def _torus_grid(R: float, r: float, around: int, across: int) -> tuple[Tensor, Tensor]:
+def torus_grid(R: float, r: float, around: int, across: int) -> tuple[Tensor, Tensor]:
     u = torch.arange(around, dtype=torch.float64) * (2 * math.pi / around)
     v = torch.arange(across, dtype=torch.float64) * (2 * math.pi / across)
     u, v = (w.reshape(-1) for w in torch.meshgrid(u, v, indexing="ij"))

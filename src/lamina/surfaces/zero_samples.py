@@ -37,7 +37,7 @@ MAX_FACING_SHARE = 0.05
 FACING_PROBES = 2000
 MAX_FINENESS = 4  # factor by which cells are at most finer than the samples need: two halvings, 16 times as many cells
 # Cosine between the normals of two pieces below which they face each other; 120 degrees, as in poisson_disk.
-MAX_FACING_COSINE = -0.5
+MAX_COSINE_ACROSS_CELL = -0.5
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _thin_share(flat: _Flat) -> float:
     rows = np.random.default_rng(0).permutation(len(centre))[:FACING_PROBES]
     near = KDTree(centre).query_ball_point(centre[rows], 3**0.5 * flat.spacing)
     pairs = zip(rows, near, strict=True)
-    faced = [bool((normal[others] @ normal[row] < MAX_FACING_COSINE).any()) for row, others in pairs]
+    faced = [bool((normal[others] @ normal[row] < MAX_COSINE_ACROSS_CELL).any()) for row, others in pairs]
     return float(np.mean(faced))
 
 

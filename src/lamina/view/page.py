@@ -111,7 +111,7 @@ def page(
     parts = [_script("header", "application/json", json.dumps(header).replace("<", "\\u003c"))]
     for name, array in arrays.items():
         parts.append(_script(name, "text/plain", base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")))
-    before, after = _template().split(_DATA_MARK)
+    before, after = template().split(_DATA_MARK)
     return Page("".join([before, *parts, after]), height, scene.title)
 
 
@@ -134,7 +134,7 @@ def _drawn_arrays(scene: Scene, points: NDArray) -> dict[str, NDArray]:
 
 
 @cache
-def _template() -> str:
+def template() -> str:
     return (resources.files("lamina.view") / "web" / "viewer.html").read_text(encoding="utf-8")
 
 
