@@ -23,7 +23,7 @@ from lamina.colours import CONTROLS
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
 from lamina.view.normals import corner_normals
-from lamina.view.page import MISSING_VALUE, template, page
+from lamina.view.page import MISSING_VALUE, page, template
 from lamina.view.render import render
 from lamina.view.scene import Scene, grid_nodes, read_scene
 from schemes import of_scheme
