@@ -25,7 +25,8 @@ def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         _project[(triton.cdiv(len(x), POINTS_PER_PROGRAM),)](  # pyright: ignore[reportIndexIssue]
             x.contiguous(), index.contiguous(), jets.centres.contiguous(), jets.frames.contiguous(),
             jets.coefficients.contiguous(), jets.scale.contiguous(), jets.reach.contiguous(), points, normals,
-            len(x), jets.coefficients.shape[1], jets.degree, reference.MAX_JET_PROJECTION_STEPS, eps, POINTS_PER_PROGRAM,
+            len(x), jets.coefficients.shape[1], jets.degree, reference.MAX_JET_PROJECTION_STEPS, eps,
+            POINTS_PER_PROGRAM,
             num_warps=2,
         )  # fmt: skip
     return points, normals
