@@ -37,9 +37,9 @@ from lamina.progress import progress
 from lamina.reconstruction.choose import geometry_for
 from lamina.reconstruction.neural_cloud import NeuralCloud
 from lamina.reconstruction.triangulated_cloud import TriangulatedCloud
-from lamina.spaces.galerkin import worth_order_3
+from lamina.spaces.galerkin import smooth_enough_for_order_3
+from lamina.spaces.operators import CutCellOperators
 from lamina.spaces.scheme import Scheme
-from lamina.spaces.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
 
 
@@ -65,7 +65,7 @@ class Domain:
 
     time_methods: tuple[str, ...] = ("tr-bdf2",)
     has_weak_forms = True  # whether its operators come from integrals over the pieces that the cells cut
-    scheme: Trace
+    scheme: CutCellOperators
     baseline: ClassVar[type[Domain] | None] = None  # what the options of version 0.1 ask for; lamina.paper sets it
 
     def __new__(cls, *_: object, **options: object) -> Domain:
@@ -112,7 +112,7 @@ class Domain:
             self._scheme_warnings = left_out(cut)
             built = time.perf_counter()
             update(0.5, "assembling")
-            self.scheme = Trace(cut)
+            self.scheme = CutCellOperators(cut)
         self._finish(start, built)
 
     def _take(
@@ -160,7 +160,7 @@ class Domain:
         except InputError as refused:  # too many unknowns, or cells too large; order 2 may do with this spacing
             why = f"order 3 is refused: {refused}"
         else:
-            smooth, why = worth_order_3(cut)
+            smooth, why = smooth_enough_for_order_3(cut)
             if smooth:
                 return 3, why, cut
         self._place(ORDER[2], spacing, nodes)
@@ -258,10 +258,10 @@ class Domain:
     def _from_points(self, x: Tensor) -> Sparse:
         """The map from values at `points` to surface points x; kept for the places of the scheme, which come again."""
         scheme = self.scheme
-        if x is not scheme.places:
+        if x is not scheme.source_points:
             return self.surface.interpolation(x)
         if self._to_places is None or self._to_places[0] is not x:
-            face = scheme.place_faces if self.geometry is self.surface else None
+            face = scheme.source_faces if self.geometry is self.surface else None
             with torch.enable_grad():  # it is kept, whoever asks for it first
                 self._to_places = (x, self.surface.interpolation(x, face))
         return self._to_places[1]
@@ -270,7 +270,7 @@ class Domain:
     def _loading(self) -> tuple[Sparse | None, Sparse]:
         """The load of values at `points`: from the places that the scheme knows a field at, and to these."""
         with torch.enable_grad():  # it is kept, whoever asks for it first
-            here, there = self.scheme.from_places(), self._from_points(self.scheme.places)
+            here, there = self.scheme.source_matrix(), self._from_points(self.scheme.source_points)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Domain:
@@ -303,7 +303,7 @@ class Domain:
         warnings.warn("as_trace() goes with the next release: leave it out.", FutureWarning, stacklevel=2)
         return self
 
-    def with_scheme(self, scheme: Trace) -> Domain:
+    def with_scheme(self, scheme: CutCellOperators) -> Domain:
         """This domain with other operators, on the same surface and lattice."""
         other = copy.copy(self)
         for made in ("cut", "_loading"):

@@ -32,7 +32,7 @@ from lamina.linear.krylov import check_convergence
 from lamina.pde.boundary import pose
 from lamina.pde.conditions import Condition, checked
 from lamina.pde.poisson import checked_number, default_tolerance
-from lamina.pde.runge_kutta import SDIRK2, Cost, Field, Stepper
+from lamina.pde.runge_kutta import SDIRK2, Cost, State, Stepper
 from lamina.pde.variational import variational
 
 __all__ = ["HeatLayer", "PoissonLayer"]
@@ -177,7 +177,7 @@ class HeatLayer(_Layer):
             raise InputError(f"HeatLayer of {self.channels} channels got a field of shape {tuple(u.shape)}.")
         time = self.time.to(columns).repeat(width // self.channels)
         # Only the load enters, so that a field given by its values need not be projected first.
-        state = Field(domain.load(columns.reshape(len(columns), width)))
+        state = State(domain.load(columns.reshape(len(columns), width)))
         stepper = Stepper(SDIRK2, scheme, default_tolerance(domain, self.tolerance), warm=False)
         for _ in range(self.steps):
             state, _, _ = stepper.step(state, None, 0.0, time / self.steps, Cost())

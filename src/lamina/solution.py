@@ -89,7 +89,7 @@ class Solution:
         domain = self.domain
         if domain.has_weak_forms:
             points, weights = domain.quadrature.points, domain.quadrature.weights
-            there = domain.scheme.at_places(self.unknowns[-1].detach(), slice(None))
+            there = domain.scheme.at_source_points(self.unknowns[-1].detach(), slice(None))
             there = self._held(points, there[None])[-1].detach()
             everywhere = torch.cat([there, self.values.detach()])
         else:

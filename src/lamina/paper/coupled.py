@@ -131,14 +131,14 @@ class Coupled:
         return self.levels[0].without_held(self.extension @ self.sample(f))
 
     @property
-    def places(self) -> Tensor:
+    def source_points(self) -> Tensor:
         return self.levels[0].band.feet.points
 
     @property
-    def place_faces(self) -> Tensor | None:
+    def source_faces(self) -> Tensor | None:
         return self.levels[0].band.feet.face
 
-    def from_places(self) -> Sparse:
+    def source_matrix(self) -> Sparse:
         held = self.levels[0].held
         if held is None:
             return self.extension
@@ -147,7 +147,7 @@ class Coupled:
         return Sparse(scaled_rows(self.extension.matrix, held.rows, none), values)
 
     def sample(self, u: Field) -> Tensor:
-        return u(self.places)
+        return u(self.source_points)
 
     def solve(
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None

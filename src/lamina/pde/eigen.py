@@ -21,6 +21,19 @@ from lamina.progress import progress
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 
+# The default relative residual of eigenpairs. Eigenvalues are accurate to about its square, far better than the grid.
+DEFAULT_EIGEN_TOLERANCE = 1e-5
+# The default tolerance is at least this many times the estimated rounding error, so that single precision converges.
+EIGEN_TOLERANCE_OVER_ROUNDING = 16
+# At most one mode may be asked for this many unknowns. Higher modes are not resolved by the grid, and the block of
+# vectors, with the residuals and directions of each, would no longer be small against the space.
+MIN_UNKNOWNS_PER_MODE = 5
+# The block holds a quarter more vectors than modes, at least this many more. They make the last modes converge as
+# fast as the first ones; more vectors make each iteration dearer.
+MIN_EXTRA_VECTORS = 4
+# Iterations after which the bar of progress is full. It is typical, not a limit.
+TYPICAL_EIGEN_ITERATIONS = 20
+
 
 @dataclass(frozen=True)
 class Eigenmodes:
@@ -78,15 +91,16 @@ def eigenmodes(
     """
     domain = as_domain(domain, "eigenmodes")
     scheme = variational(domain, diffusivity, "eigenmodes")
-    if not isinstance(k, int) or not 1 <= k <= scheme.unknowns // 5:
+    most = scheme.unknowns // MIN_UNKNOWNS_PER_MODE
+    if not isinstance(k, int) or not 1 <= k <= most:
         raise InputError(
-            f"k must be an integer from 1 to {scheme.unknowns // 5}, a fifth of the unknowns, got {k!r}; "
+            f"k must be an integer from 1 to {most}, a fifth of the unknowns, got {k!r}; "
             "use a smaller spacing for more."
         )
     if tolerance is None:
-        # Rounding in K u, whose entries do not shrink with dx as those of M u do.
+        # Rounding in K u, relative to M u: the entries of M shrink with dx, those of K do not.
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
-        tolerance = max(1e-5, 16 * rounding)
+        tolerance = max(DEFAULT_EIGEN_TOLERANCE, EIGEN_TOLERANCE_OVER_ROUNDING * rounding)
     fraction("tolerance", tolerance)
     if components not in ("all", "largest"):
         raise InputError(f'components must be "all" or "largest", got {components!r}.')
@@ -94,7 +108,7 @@ def eigenmodes(
     mass = scheme.mass_of_one.new_zeros(scheme.component_count)
     mass.index_add_(0, scheme.component, scheme.mass_of_one)
     wanted = mass.argsort(descending=True)[: 1 if components == "largest" else None]
-    # Weyl: lambda_k is about 4 pi k / area. Shifted by the first of them the operator is definite.
+    # Weyl's law: lambda_k is about 4 pi k / area. A shift by the first of these makes the operator definite.
     shift = 4 * torch.pi / float(mass[wanted].sum())
     levels = scheme.shifted(shift)
     with progress("eigenmodes", show_progress) as update:
@@ -106,7 +120,7 @@ def eigenmodes(
             precondition=lambda r: v_cycle(levels, r),
             scale=shift,
             tolerance=tolerance,
-            report=lambda i, r: update(min(1.0, i / 20), f"{k} eigenmodes, residual {r:.1e}"),
+            report=lambda i, r: update(min(1.0, i / TYPICAL_EIGEN_ITERATIONS), f"{k} eigenmodes, residual {r:.1e}"),
         )
     worst = float(result.residuals.max())
     if not worst <= tolerance:
@@ -125,11 +139,12 @@ def eigenmodes(
 
 
 def _start(scheme, k: int, wanted: Tensor, smooth: Callable[[Tensor], Tensor]) -> Tensor:
-    """The constants of the wanted components, which are exact, and smoothed noise on these; some columns more than k.
+    """The first block: constants on the wanted components, which are exact modes, and smoothed noise there.
 
-    The operator and its V-cycle join no two components, so that what starts as zero stays so.
+    It has more than k columns. The operator and its V-cycle connect no two components, so a vector that is zero on a
+    component stays zero there.
     """
-    count = k + max(4, k // 4)
+    count = k + max(MIN_EXTRA_VECTORS, k // 4)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(scheme.unknowns, count, generator=generator, dtype=torch.float64) - 0.5
     block = smooth(noise.to(scheme.mass_of_one) * scheme.mass_of_one[:, None])

@@ -19,7 +19,7 @@ from lamina.pde.boundary import pose, with_source
 from lamina.pde.conditions import Condition, Value, depends_on_time
 from lamina.pde.integrators import INTEGRATORS, Integrator, Settings
 from lamina.pde.poisson import default_tolerance
-from lamina.pde.resolution import lost_on_grid, roughly
+from lamina.pde.resolution import approximate_unknowns, resolution_warnings
 from lamina.pde.variational import Diffusivity
 from lamina.progress import progress
 from lamina.solution import Solution
@@ -82,12 +82,12 @@ def heat(
     problem = with_source(pose(domain, conditions, diffusivity), source)
     domain, scheme, load = problem.domain, problem.scheme, problem.load
     u = scheme.sample(domain.field(u0, "the initial state", channels=True))
-    said = lost_on_grid(domain, u0, "the initial state", lambda: u) if u.ndim == 1 else []
+    said = resolution_warnings(domain, u0, "the initial state", lambda: u) if u.ndim == 1 else []
     if source is not None:
         first = (lambda x: source(x, 0.0)) if callable(source) and depends_on_time(source) else source
         shown = domain.load_of(scheme, first, "the source")
-        said += lost_on_grid(
-            domain, first, "the source", lambda: roughly(domain, domain.field(first, "the source"), shown)
+        said += resolution_warnings(
+            domain, first, "the source", lambda: approximate_unknowns(domain, domain.field(first, "the source"), shown)
         )
     u = problem.started(u)
     size = 1.0

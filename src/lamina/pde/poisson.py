@@ -18,15 +18,23 @@ from lamina.grid.sizing import extent
 from lamina.linear.krylov import check_convergence
 from lamina.pde.boundary import pose
 from lamina.pde.conditions import Condition
-from lamina.pde.resolution import lost_on_grid, roughly
+from lamina.pde.resolution import approximate_unknowns, resolution_warnings
 from lamina.pde.variational import Coefficient, Diffusivity
 from lamina.progress import progress
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 
-# A right-hand side whose mean is below this share of its largest value is taken as compatible: the
-# discrete mean of a compatible one is not exactly zero either.
-MEAN_TOLERANCE = 1e-3
+# The removed mean of a right-hand side causes a warning if it exceeds this share of the largest value. The discrete
+# mean of a compatible right-hand side is not exactly zero either. With half of the value correct data on coarse grids
+# would cause warnings more often; with twice the value wrong data would cause none more often. It was chosen by
+# trial.
+MAX_UNREPORTED_MEAN = 1e-3
+# The default relative residual of linear solves, unless rounding prevents it. The errors of the grid are far above it.
+# 8 to 22 cycles reach 1e-9 (docs/theory.md), so a tolerance ten times smaller takes one to three cycles more.
+DEFAULT_TOLERANCE = 1e-8
+# The default tolerance is at least this many times the estimated rounding error, so that solves in single precision
+# end.
+TOLERANCE_OVER_ROUNDING = 2
 
 
 @in_own_precision
@@ -83,7 +91,9 @@ def poisson(
             ),
         )
     warnings = check_convergence(result, tolerance, raise_on_failure)
-    warnings += lost_on_grid(domain, f, "the right-hand side", lambda: roughly(domain, right, data_load))
+    warnings += resolution_warnings(
+        domain, f, "the right-hand side", lambda: approximate_unknowns(domain, right, data_load)
+    )
     u = result.solution
     if not (isinstance(shift, Tensor) or shift):
         with torch.no_grad():
@@ -105,7 +115,7 @@ def poisson(
 
 
 def checked_number(data: Coefficient, name: str) -> float | Tensor | None:
-    """data if it is a number >= 0, a tensor if it carries gradients; None if it is a field.
+    """data as a number >= 0, or as a tensor if it carries gradients; None if it is a field.
 
     Raises InputError for other numbers.
     """
@@ -122,19 +132,19 @@ def checked_number(data: Coefficient, name: str) -> float | Tensor | None:
 
 
 def default_tolerance(domain: Domain, tolerance: float | None) -> float:
-    """1e-8 unless asked otherwise, or as far as the precision goes.
+    """The tolerance that was given, or DEFAULT_TOLERANCE, or more where the precision does not allow it.
 
-    Rounding in A u, whose entries are of size 1/dx^2, leaves a residual of eps (size/dx)^2 relative to f.
+    The entries of A are of size 1/dx^2, so rounding in A u leaves a residual of about eps (size/dx)^2 relative to f.
     """
     if tolerance is None:
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
-        return max(1e-8, 2 * rounding)
+        return max(DEFAULT_TOLERANCE, TOLERANCE_OVER_ROUNDING * rounding)
     return fraction("tolerance", tolerance)
 
 
 def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:
     scale = float(f.abs().max())
-    if float(mean.abs().max()) <= MEAN_TOLERANCE * scale:
+    if float(mean.abs().max()) <= MAX_UNREPORTED_MEAN * scale:
         return []
     shown = ", ".join(f"{float(m):.4g}" for m in mean[:6]) + (", ..." if len(mean) > 6 else "")
     each = "" if domain.component_count == 1 else " on its components"
