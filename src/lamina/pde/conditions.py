@@ -26,9 +26,23 @@ Where = Any
 
 @dataclass(frozen=True)
 class Points:
-    """Single points (p, 3) on a surface, as a place of a Dirichlet condition.
+    """Single points on a surface, as the place of a `Dirichlet` condition.
 
-    In the continuum a point holds nothing: what it does to the solution around it depends on the grid.
+    In the continuous problem the value at a point has no effect. Its effect on the discrete solution depends on the
+    grid.
+
+    Parameters
+    ----------
+    points : Tensor or array_like
+        The points (p, 3), at most one spacing away from the surface.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 0.0, lamina.Dirichlet(lamina.Points([[0.0, 0.0, 1.0]]), 5.0))
+    >>> bool((u.values - 5).abs().max() < 1e-3)
+    True
     """
 
     points: Tensor
@@ -77,14 +91,25 @@ def place(text: str) -> str | Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """where: "rim", all rims of the surface; a number, one loop of them, 0 being the longest; a polyline (k, 3) on the
-    surface, closed if it ends where it began; `Points`; or a function of points (n, 3): one with truth values stands
-    for the rim where it holds, or, if it does so nowhere on a rim, for that part of the surface; one with real values
-    for the curve inside the surface where it vanishes. Both sides of a curve get the condition, each with its own
-    solution. A formula is such a function: "z > 0.5" has truth values, "z - 0.5" real ones.
+    """The common base of `Dirichlet`, `Neumann` and `Robin`: where a condition holds, and its value.
 
-    value: a number, a function of points (n, 3), a function of points and time, a formula in x, y, z and t, or values
-    (m,) at domain.points.
+    Both sides of a curve inside the surface get the condition, and each side has its own solution.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds:
+
+        - "rim": all rims of the surface; a number: one loop of the rim, 0 being the longest.
+        - Points (k, 3): a polyline on the surface, closed if it ends where it began.
+        - `Points`: single points, for `Dirichlet` only.
+        - A function of points (n, 3) with truth values: the part of the rim where it is true, or, if it is true nowhere
+          on a rim, that part of the surface.
+        - A function of points (n, 3) with real values: the curve inside the surface where it vanishes.
+        - A formula stands for a function: "z > 0.5" has truth values, "z - 0.5" real values.
+    value : float, str, Tensor or callable, default 0.0
+        A number, a function of points (n, 3), a function of points and time, a formula in x, y, z and t, values (m,) at
+        `domain.points`, or values (k,) at the points of a polyline.
     """
 
     where: Where
@@ -141,16 +166,79 @@ class Condition:
 
 
 class Dirichlet(Condition):
-    """u = value."""
+    """The condition u = value.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds: "rim" (all rims), the number of one loop of the rim (0 is the longest), points (k, 3)
+        of a polyline on the surface, `Points`, a formula, or a function of points; see
+        `lamina.pde.conditions.Condition`.
+    value : float, str, Tensor or callable, default 0.0
+        The value of u: a number, a formula, a function, or values (m,) at `domain.points`.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> half = lamina.clip(lamina.Sphere(level=3), lambda p: p[:, 2])
+    >>> domain = lamina.Domain(half, spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 0.0, lamina.Dirichlet("rim", 3.0))
+    >>> bool((u.values - 3).abs().max() < 1e-6)
+    True
+    """
 
 
 class Neumann(Condition):
-    """The flux out of the surface, diffusivity du/dn with n the tangent that leads off it, is `value`."""
+    """The condition diffusivity du/dn = value: the flux out of the surface.
+
+    n is the tangent of the surface that points off it, at right angles to the rim.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds: "rim" (all rims), the number of one loop of the rim (0 is the longest), points (k, 3)
+        of a polyline on the surface, `Points`, a formula, or a function of points; see
+        `lamina.pde.conditions.Condition`.
+    value : float, str, Tensor or callable, default 0.0
+        The flux: a number, a formula, a function, or values (m,) at `domain.points`.
+
+    Examples
+    --------
+    The flux through the rim of a half sphere balances the right-hand side:
+
+    >>> import lamina
+    >>> half = lamina.clip(lamina.Sphere(level=3), lambda p: p[:, 2])
+    >>> domain = lamina.Domain(half, spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 1.0, lamina.Neumann("rim", 1.0))
+    >>> round(float(u.fluxes[0]), 1)
+    6.3
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Robin(Condition):
-    """diffusivity du/dn + coefficient u = value, the coefficient a number >= 0, a formula or a function of points."""
+    """The condition diffusivity du/dn + coefficient u = value, with n as in `Neumann`.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds: "rim" (all rims), the number of one loop of the rim (0 is the longest), points (k, 3)
+        of a polyline on the surface, `Points`, a formula, or a function of points; see
+        `lamina.pde.conditions.Condition`.
+    value : float, str, Tensor or callable, default 0.0
+        The right-hand side: a number, a formula, a function, or values (m,) at `domain.points`.
+    coefficient : float, str or callable, default 1.0
+        The factor of u, a number >= 0, a formula, or a function of points.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> half = lamina.clip(lamina.Sphere(level=3), lambda p: p[:, 2])
+    >>> domain = lamina.Domain(half, spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 0.0, lamina.Robin("rim", 6.0, coefficient=2.0))
+    >>> bool((u.values - 3).abs().max() < 1e-6)
+    True
+    """
 
     coefficient: float | str | Callable[[Tensor], Tensor] = 1.0
 

@@ -37,10 +37,29 @@ TYPICAL_EIGEN_ITERATIONS = 20
 
 @dataclass(frozen=True)
 class Eigenmodes:
-    """The lowest eigenvalues of minus the surface Laplacian, and their functions.
+    """The lowest eigenvalues of minus the surface Laplacian, and their functions; made by `lamina.eigenmodes`.
 
-    eigenvalues (k,) increase from 0 (once for each component); unknowns (k, n) hold the functions on the grid,
-    orthonormal over the surface: the integral of the square of each is 1. residual: the largest relative one.
+    Parameters
+    ----------
+    domain : Domain
+        Where they were computed.
+    eigenvalues : Tensor
+        The eigenvalues (k,) in increasing order. Each component of the surface contributes one 0.
+    unknowns : Tensor
+        The functions (k, n) on the grid, orthonormal over the surface: the integral of the square of each is 1.
+    iterations : int
+        The number of iterations.
+    residual : float
+        The largest relative residual.
+    seconds : float
+        The time that the computation took.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2), 4)
+    >>> len(modes), modes.values.shape
+    (4, torch.Size([4, 642]))
     """
 
     domain: Domain = field(repr=False)
@@ -59,11 +78,47 @@ class Eigenmodes:
         return (self.domain.readout @ self.unknowns.T).T
 
     def __call__(self, points: Tensor) -> Tensor:
-        """The functions (k, n) at points (n, 3) on or near the surface."""
+        """The functions at any points of the surface.
+
+        Parameters
+        ----------
+        points : Tensor
+            Points (n, 3) on or near the surface.
+
+        Returns
+        -------
+        Tensor
+            Values (k, n).
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2), 4)
+        >>> modes(torch.tensor([[0.0, 0.0, 1.0]])).shape
+        torch.Size([4, 1])
+        """
         return torch.stack([self.domain.evaluate(u, points) for u in self.unknowns])
 
     def mode(self, i: int) -> Solution:
-        """Function number i, to plot, save or evaluate."""
+        """One of the functions as a `Solution`, to plot, save or evaluate.
+
+        Parameters
+        ----------
+        i : int
+            The number of the function, from 0.
+
+        Returns
+        -------
+        Solution
+            The function.
+
+        Examples
+        --------
+        >>> import lamina
+        >>> modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2), 4)
+        >>> modes.mode(1).values.shape
+        torch.Size([642])
+        """
         return Solution(
             self.domain, self.unknowns[i][None], (0.0,), self.iterations, self.residual, steps=0, seconds=self.seconds
         )
@@ -79,15 +134,46 @@ def eigenmodes(
     tolerance: float | None = None,
     show_progress: bool | None = None,
 ) -> Eigenmodes:
-    """The k lowest eigenpairs of -div(diffusivity grad u) = lambda u on the surface.
+    """The k lowest eigenpairs of -div(diffusivity grad u) = lambda u on a surface.
 
-    domain: as in `poisson`.
-    components: "all", where each component has an eigenvalue 0 of its own, or "largest", the modes of the component
-    with the largest area, which vanish on the others.
-    diffusivity: as in `poisson`, 1 unless given. tolerance: relative residual, 1e-5 or what the precision
-    allows; the eigenvalues of the grid are found to about its square.
+    Parameters
+    ----------
+    domain : Domain or Surface
+        Where to solve, as in `poisson`.
+    k : int
+        The number of modes, at most a fifth of the unknowns.
+    components : str, default "all"
+        "all": every connected component has its own eigenvalue 0. "largest": only the modes of the component with the
+        largest area, which vanish on the others.
+    diffusivity : callable, Tensor, float or str, optional
+        As in `poisson`, 1 unless given.
+    tolerance : float, optional
+        The relative residual to reach; by default 1e-5, or more if the precision does not allow it. The eigenvalues of
+        the discrete problem are accurate to about its square.
+    show_progress : bool, optional
+        As in `poisson`.
 
-    Raises InputError for bad input, SolveError when the tolerance is not reached.
+    Returns
+    -------
+    Eigenmodes
+        The eigenvalues in increasing order, and their functions.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid.
+    SolveError
+        If the tolerance is not reached.
+
+    Examples
+    --------
+    The eigenvalues of the unit sphere are 0, 2, 2, 2, 6, ...:
+
+    >>> import lamina
+    >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+    >>> modes = lamina.eigenmodes(domain, 4)
+    >>> [round(float(value), 1) + 0.0 for value in modes.eigenvalues]
+    [0.0, 2.0, 2.0, 2.0]
     """
     domain = as_domain(domain, "eigenmodes")
     scheme = variational(domain, diffusivity, "eigenmodes")

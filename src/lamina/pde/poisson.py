@@ -49,22 +49,53 @@ def poisson(
     show_progress: bool | None = None,
     raise_on_failure: bool = True,
 ) -> Solution:
-    """Solve div(diffusivity grad u) - screening u = f on the surface: the Laplacian, where no diffusivity is given.
+    """The solution u of div(diffusivity grad u) - screening u = f on a surface.
 
-    domain: a Domain, or a surface, for which one with the default grid is made (u.domain; keep it for the next solve).
-    f: callable on (n, 3) points, values (m,) at domain.points, a number, or a formula in x, y, z such as
-    "sin(5*x) + y"; screening, diffusivity and values of conditions may be formulas, too. conditions: a list of
-    `Dirichlet`, `Neumann` and `Robin`; where none is given, no flux leaves through a rim. With screening = 0 the
-    solution is fixed by zero mean on every connected component that no Dirichlet or Robin condition holds, and the
-    mean of f and of the flux there is removed (with a warning when there is one to speak of).
-    diffusivity: a positive number, values (m,) or symmetric tensors (m, 3, 3), whose tangential part counts, at
-    domain.points, or a callable with such values. screening: a number >= 0, values (m,) at domain.points, or a
-    callable. The solution has gradients with respect to every tensor that is given, and to the shape where the surface
-    carries them (docs/layers.md).
-    tolerance: relative residual, 1e-8 or what the precision allows.
+    Without a diffusivity the first term is the surface Laplacian. If the screening is 0, u has zero mean on every
+    connected component on which no Dirichlet or Robin condition holds. There the mean of f and of the flux through the
+    rim is removed, with a warning if it is not small. The solution has gradients with respect to every tensor among the
+    arguments, and with respect to the shape if the surface carries gradients (docs/layers.md).
 
-    Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False
-    returns what there is, with a warning).
+    Parameters
+    ----------
+    domain : Domain or Surface
+        Where to solve. For a surface a domain with the default grid is made; it is `u.domain` afterwards.
+    f : callable, Tensor, float or str
+        The right-hand side: a function of points (n, 3), values (m,) at `domain.points`, a number, or a formula in x,
+        y, z such as "sin(5*x) + y".
+    conditions : Condition or sequence of Condition, optional
+        `Dirichlet`, `Neumann` and `Robin` conditions. Without conditions no flux passes through a rim.
+    screening : callable, Tensor, float or str, default 0.0
+        A number >= 0, values (m,) at `domain.points`, a function of points, or a formula.
+    diffusivity : callable, Tensor, float or str, optional
+        A positive number, values (m,) or symmetric tensors (m, 3, 3) at `domain.points`, a function with such values,
+        or a formula; 1 unless given. Only the tangential part of a tensor counts.
+    tolerance : float, optional
+        The relative residual to reach; by default 1e-8, or more if the precision does not allow it.
+    show_progress : bool, optional
+        Whether to show a bar of progress; by default only if stderr is a terminal.
+    raise_on_failure : bool, default True
+        Whether to raise SolveError if the tolerance is not reached. Otherwise the solution comes with a warning.
+
+    Returns
+    -------
+    Solution
+        The field, with the number of cycles, the residual and warnings.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid.
+    SolveError
+        If the tolerance is not reached.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, "-6*x*y")
+    >>> bool((u.values - domain.points[:, 0] * domain.points[:, 1]).abs().max() < 0.02)
+    True
     """
     start = time.perf_counter()
     domain = as_domain(domain, "poisson")
