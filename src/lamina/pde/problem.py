@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lamina.domain import Domain
-from lamina.solution import Kept
+from lamina.solution import ConditionsOnSolution
 from lamina.spaces.scheme import Scheme
 
 Load = Callable[[float], Tensor]  # time -> the vector that is added to A u
@@ -28,4 +28,4 @@ class Problem:
     scheme: Scheme
     load: Load | None = None
     started: Callable[[Tensor], Tensor] = lambda u: u
-    kept: Kept | None = None
+    kept: ConditionsOnSolution | None = None
