@@ -41,16 +41,36 @@ ENTRIES = {"cpu": 2**21, "cuda": 2**27}  # of what is made on the way: on a CPU 
 
 @dataclass(frozen=True)
 class Attention:
-    """How the learned extension is made; pass it to Domain instead of the name "attention" to change something.
+    """Settings of the learned extension, to pass as `extension` to `lamina.paper.BandDomain`.
 
-    weights: a checkpoint file, a network, or None for the weights that lamina ships.
-    temperature: T of the blending, for grids of the training spacing; scaled with the square of dx on others.
-    kernel: "gaussian", exp(-d^2 / T), as in the paper; or "exponential", exp(-d / T), which with T = 0.0423 is what
-    the field that the authors published was made with.
-    patch_spacing: how far beyond a patch the next ones are placed, and margin: by how much the boxes of surface samples
-    are dilated; shares of the sides of a patch's bounding box.
-    least_patches: more are placed, evenly, where the band is covered by fewer.
-    tolerance: weights below it are dropped.
+    Parameters
+    ----------
+    weights : str, Path or AttentionNetwork, optional
+        A checkpoint file or a network; by default the weights that lamina ships.
+    temperature : float, default 0.5
+        T of the blending, for grids of the spacing of the training. On other grids it is scaled with the square of dx.
+    kernel : str, default "gaussian"
+        "gaussian", exp(-d^2 / T), as in the paper; or "exponential", exp(-d / T), which with T = 0.0423 made the field
+        that the authors published.
+    patch_spacing : float, default 0.27
+        How far beyond a patch the next ones are placed, as a share of the sides of its bounding box.
+    margin : float, default 0.5
+        By how much the boxes of surface samples are dilated, as a share of the sides of the bounding box of a patch.
+    tolerance : float, default 1e-5
+        Smaller weights are dropped.
+    least_patches : int, default 0
+        The smallest number of patches. If fewer cover the band, more are placed evenly.
+
+    Raises
+    ------
+    InputError
+        If a setting is out of range.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> lamina.paper.Attention(tolerance=1e-4).kernel
+    'gaussian'
     """
 
     weights: str | Path | AttentionNetwork | None = None

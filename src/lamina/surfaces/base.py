@@ -47,19 +47,45 @@ class NearNodes:
 
 
 class Surface(ABC):
-    """A surface: samples where solutions are reported, and a closest-point map near it.
+    """The base of all surfaces: samples where solutions are reported, and a closest-point map near the surface.
 
-    points (m, 3), normals (m, 3), areas (m,): samples with unit normals and their share of the area.
-    faces (f, 3) int64 or None: triangles over the points, for files and pictures only.
-    component (m,) int64: the connected component of each sample, numbered from 0.
-    notes: what was repaired or assumed when the surface was made, one sentence each.
-    facts: what else `lamina info` says of the surface, by name.
-    reach: smallest medial radius, where a formula gives it; otherwise lamina.grid.sizing measures it on the samples.
-    exact: whether closest points are those of the surface itself rather than of a fit to samples.
-    open: whether it may have rims, where it ends.
-    faceted: whether it is made of flat faces, with a crease along every edge.
-    tracked: whether its shape carries gradients. `points` and all that is made of them are then constants; closest
-    points, `positions`, `own_feet` and `own_areas` carry them.
+    A subclass sets `points`, `normals`, `areas` and `component`, and defines `closest_points`.
+
+    Parameters
+    ----------
+    name : str, optional
+        What reports call the surface, the name of its class unless given.
+
+    Attributes
+    ----------
+    points, normals, areas : Tensor
+        Samples (m, 3), their unit normals (m, 3) and their shares (m,) of the area.
+    faces : Tensor or None
+        Triangles (f, 3) int64 over the points, for files and pictures only.
+    component : Tensor
+        The connected component (m,) int64 of each sample, from 0.
+    notes : list of str
+        What was repaired or assumed when the surface was made, one sentence each.
+    facts : dict
+        Further facts that `lamina info` reports, by name.
+    reach : float or None
+        The smallest medial radius, where a formula gives it. Otherwise lamina.grid.sizing measures it on the samples.
+    exact : bool
+        Whether closest points are those of the surface itself, not of a fit to samples.
+    open : bool
+        Whether it may have rims, where it ends.
+    faceted : bool
+        Whether it consists of flat faces, with a crease along every edge.
+    tracked : bool
+        Whether its shape carries gradients. `points` and everything made of them are constants then; closest points,
+        `positions`, `own_feet` and `own_areas` carry the gradients.
+
+    Examples
+    --------
+    >>> import torch, lamina
+    >>> feet = lamina.Sphere(level=3).closest_points(torch.tensor([[0.0, 0.0, 3.0]], dtype=torch.float64))
+    >>> feet.points
+    tensor([[0., 0., 1.]], dtype=torch.float64)
     """
 
     representation: str = "surface"

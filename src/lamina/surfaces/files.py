@@ -54,17 +54,53 @@ def load(
     samples: int | None = None,
     viewpoint: Sequence[float] | torch.Tensor | None = None,
 ) -> Surface:
-    """The surface in a file, or the built-in one of that name, in float64.
+    """The surface in a file, or the built-in surface of that name, in float64.
 
-    Triangles in the file make a Mesh, points alone a PointCloud, Gaussians Splats, a spherical neural surface a
-    SphericalMap, and any other network whose layers can be told an Implicit. name: what the surface is called in
-    reports, the file's stem unless given. viewpoint (3,): from where the points of a cloud without normals were
-    seen. Raises InputError when there is no surface to be had.
+    Triangles in a file make a `Mesh`, points a `PointCloud`, Gaussians `Splats`, a spherical neural surface a
+    `SphericalMap`, and any other network whose layers are known an `Implicit`. The options `activation` to `samples`
+    describe a neural field where its file does not; other surfaces do not take them.
 
-    Of neural fields may be said what their file does not say: activation ("relu", "elu", "tanh", "softplus:100",
-    "leaky_relu", "gelu", "silu", "sin"), omega in sin(omega (W x + b)), kind ("sdf", "logit" or "probability" of being
-    inside), level (of the surface), output ("none", "tanh", "sigmoid"), bounds (2, 3), latent (the number of a code,
-    the code, or a file of one), samples (how many points to spread over the surface).
+    Parameters
+    ----------
+    path_or_name : str or Path
+        A file, a folder of DeepSDF, or the name of a built-in surface: sphere, torus, ellipsoid, spot, spike,
+        starfruit, ...
+    name : str, optional
+        What reports call the surface, the stem of the file unless given.
+    activation : str, optional
+        "relu", "elu", "tanh", "softplus:100", "leaky_relu", "gelu", "silu" or "sin".
+    omega : float, optional
+        The factor in sin(omega (W x + b)).
+    kind : str, optional
+        "sdf", or "logit" or "probability" of being inside.
+    level : float, optional
+        The value of the field on the surface.
+    output : str, optional
+        What follows the last layer: "none", "tanh" or "sigmoid".
+    bounds : Tensor or array_like, optional
+        Corners (2, 3) of the box that contains the surface.
+    latent : int, str, Path, Tensor or sequence of float, optional
+        The number of a latent code, the code itself, or a file with one.
+    samples : int, optional
+        The number of points to spread over the surface.
+    viewpoint : Tensor or sequence of float, optional
+        From where (3,) the points of a cloud without normals were seen.
+
+    Returns
+    -------
+    Surface
+        The surface.
+
+    Raises
+    ------
+    InputError
+        If there is no such file or name, or if no surface can be read from it.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> lamina.load("torus").name
+    'torus'
     """
     from lamina.surfaces.neural import FieldOptions
 
