@@ -83,8 +83,10 @@ class Domain:
     InputError
         If arguments are invalid or contradict each other, or if the grid would not fit in memory.
 
-    Notes ----- Options of version 0.1 (`scheme`, `order=4`, `extension="attention"`, `band_radius`, `readout`,
-    `rim_order`) still work in this release. They give a warning that says what to write instead, and most of them a
+    Notes
+    -----
+    Options of version 0.1 (`scheme`, `order=4`, `extension="attention"`, `band_radius`, `readout`, `rim_order`) still
+    work in this release. They give a warning that says what to write instead, and most of them a
     `lamina.paper.BandDomain`.
 
     Examples

@@ -270,8 +270,10 @@ class Solution:
         Path
             The file that was written.
 
-        Notes ----- Splats are written as splats, with all their Gaussians; .ply has the layout of INRIA and also
-        contains the field as a property. With refine=True their .ply contains triangles instead.
+        Notes
+        -----
+        Splats are written as splats, with all their Gaussians; .ply has the layout of INRIA and also contains the
+        field as a property. With refine=True their .ply contains triangles instead.
 
         Examples
         --------

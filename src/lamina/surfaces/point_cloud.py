@@ -54,8 +54,10 @@ class PointCloud(Surface):
     InputError
         If there are fewer than 20 distinct points, if points are not finite, or if most normals are not finite or zero.
 
-    Notes ----- If points or normals require gradients, everything that is computed on the cloud has them. The choices
-    that the fit makes, the areas of the points, the rims and estimated normals are constants.
+    Notes
+    -----
+    If points or normals require gradients, everything that is computed on the cloud has them. The choices that the
+    fit makes, the areas of the points, the rims and estimated normals are constants.
 
     Examples
     --------

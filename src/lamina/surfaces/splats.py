@@ -67,8 +67,10 @@ class Splats(PointCloud):
     InputError
         If the arrays have wrong shapes or values, or if the Gaussians show no surface.
 
-    Notes ----- With gradients, the surface moves with the Gaussians that are nearest to it, by their mean displacement.
-    Which Gaussians show the surface, and their footprints, are constants.
+    Notes
+    -----
+    With gradients, the surface moves with the Gaussians that are nearest to it, by their mean displacement. Which
+    Gaussians show the surface, and their footprints, are constants.
 
     Examples
     --------
