@@ -40,7 +40,7 @@ from common import BENCHMARKS, Stopwatch, child, parser, record, write
 
 import lamina
 from lamina.errors import InputError, SolveError
-from lamina.fits.fitting import Choice, Cloud, Fit, Way
+from lamina.fits.surface_fit import ChosenSettings, Cloud, FittedSurface, JetSettings
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import unit
@@ -48,7 +48,7 @@ from lamina.grid.band import Band, band_radius
 from lamina.metrics import errors
 from lamina.paper.baselines.reference import reference_poisson
 from lamina.paper.interpolation import Lines, interpolation_matrix
-from lamina.reconstruction.choose import geometry_for
+from lamina.reconstruction.choose import METHOD_OF_EXTENSION, reconstruct
 from lamina.search.neighbours import k_nearest
 from lamina.surfaces.base import Surface
 
@@ -160,8 +160,8 @@ CASES: dict[str, tuple[tuple[str, ...], float, Callable[..., tuple[torch.Tensor,
     "other shapes, flipped": (OTHERS, 0.04, flipped),
 }
 FIXED = {
-    f"degree {way.degree}, {way.k} neighbours{', normals' if way.slopes else ''}": way
-    for way in (Way(2, 24, False), Way(4, 48, False), Way(6, 24, True), Way(2, 200, False))
+    f"degree {jets.degree}, {jets.k} neighbours{', normals' if jets.slopes else ''}": jets
+    for jets in (JetSettings(*of) for of in ((2, 24, False), (4, 48, False), (6, 24, True), (2, 200, False)))
 }
 
 
@@ -182,12 +182,13 @@ def attempt(s: Shape, cloud: Callable[[], Surface], spacing: float, extension: s
     return {**row, "seconds": perf_counter() - start}
 
 
-def with_fixed(cloud: lamina.PointCloud, way: Way) -> lamina.PointCloud:
-    """The cloud with jets fitted in one way all over."""
+def with_fixed(cloud: lamina.PointCloud, settings: JetSettings) -> lamina.PointCloud:
+    """The cloud with jets of the same settings everywhere."""
     kept = cloud._kept
     samples = Cloud(cloud._unique[kept], cloud._normals[kept], cloud._component[kept])
-    near = samples.neighbours(torch.arange(len(kept)), max(way.k, 16))
-    cloud._fit = Fit(samples, near[:, :16].contiguous(), samples.fit(near, way), Choice(way, math.nan, False), None)
+    near = samples.neighbours(torch.arange(len(kept)), max(settings.k, 16))
+    choice = ChosenSettings(settings, math.nan, False)
+    cloud._fit = FittedSurface(samples, near[:, :16].contiguous(), samples.fit(near, settings), choice, None)
     return cloud
 
 
@@ -435,7 +436,7 @@ def time_part(options: Any) -> dict[str, Any]:
     for extension in ("jet", "neural") * 3:
         cloud = lamina.PointCloud(feet.points, feet.normals).to(options.device)
         watch = Stopwatch(options.device)
-        geometry, _ = geometry_for(cloud, extension)
+        geometry = reconstruct(cloud, METHOD_OF_EXTENSION[extension]).surface
         lattice = Lattice(geometry.bounds.mean(0), 0.05)
         band = Band.build(geometry, lattice, band_radius(0.05, 0, 1))
         interpolation_matrix(band, band.feet.points, band.component, Lines.NONE)

@@ -25,9 +25,10 @@ def uneven():
 @pytest.fixture
 def small(monkeypatch):
     """Sizes with which some thousand points are many."""
-    monkeypatch.setattr(bins, "FEW", 1000)
-    monkeypatch.setattr(bins, "PAIRS", 2**17)
-    monkeypatch.setattr(bins, "CROWDED", (16, 64))
+    monkeypatch.setattr(bins, "MAX_ALL_PAIRS", 1000)
+    monkeypatch.setattr(bins, "PAIR_BATCH", 2**17)
+    monkeypatch.setattr(bins, "CROWDED_PER_NEIGHBOUR", 16)
+    monkeypatch.setattr(bins, "CROWDED_POINTS", 64)
 
 
 CASES = {

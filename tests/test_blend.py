@@ -7,15 +7,15 @@ import torch
 import lamina
 from lamina.fits import polynomials
 from lamina.fits.blend import Blend
-from lamina.fits.fitting import Cloud, Way
+from lamina.fits.surface_fit import Cloud, JetSettings
 from lamina.geometry.triangles import dot, unit
 from lamina.search.neighbours import k_nearest
 
 
-def blended(points, normals, way, **options):
+def blended(points, normals, settings, **options):
     cloud = Cloud(points, normals, torch.zeros(len(points), dtype=torch.int64))
-    near = cloud.neighbours(torch.arange(len(points)), max(16, way.k))
-    return Blend(points, normals, near[:, :16], cloud.fit(near, way), **options)
+    near = cloud.neighbours(torch.arange(len(points)), max(16, settings.k))
+    return Blend(points, normals, near[:, :16], cloud.fit(near, settings), **options)
 
 
 def at(blend, x):
@@ -37,7 +37,7 @@ def test_the_blend_of_quadrics_on_a_sphere_is_of_fourth_order(sharp):
     errors = []
     for count in (1000, 4000, 16000):
         feet = lamina.Sphere().sample(count, 1)
-        blend = blended(feet.points, feet.normals, Way(2, 24, False), sharp=sharp)
+        blend = blended(feet.points, feet.normals, JetSettings(2, 24, False), sharp=sharp)
         x = unit(torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
         phi, n = at(blend, x)
         errors.append(float(phi.square().mean().sqrt()))
@@ -48,7 +48,7 @@ def test_the_blend_of_quadrics_on_a_sphere_is_of_fourth_order(sharp):
 
 def test_edges_and_corners_of_a_cube_are_sharp():
     points, normals = box(6000)
-    flat = Way(2, 12, True)
+    flat = JetSettings(2, 12, True)
     blend = blended(points, normals, flat)
     g = torch.Generator().manual_seed(2)
     x = 1.2 * (torch.rand(4000, 3, generator=g, dtype=torch.float64) - 0.5)
@@ -68,7 +68,7 @@ def test_edges_and_corners_of_a_cube_are_sharp():
 def test_inward_edges_are_kept_too():
     """The cube inside out: the solid is all but a box."""
     points, normals = box(6000)
-    blend = blended(points, -normals, Way(2, 12, True))
+    blend = blended(points, -normals, JetSettings(2, 12, True))
     edge = torch.linspace(-0.4, 0.4, 50, dtype=torch.float64)
     x = torch.stack([edge, torch.full_like(edge, 0.49), torch.full_like(edge, 0.47)], 1)
     phi, n = at(blend, x)
@@ -86,7 +86,7 @@ def test_both_sides_of_a_thin_plate_are_found(gap):
     points = torch.cat([ab, z[:, None]], 1)
     normals = torch.zeros_like(points)
     normals[:, 2] = torch.where(top, 1.0, -1.0)
-    blend = blended(points, normals, Way(2, 12, True))
+    blend = blended(points, normals, JetSettings(2, 12, True))
     x = points[(ab.abs() < 0.8).all(1)].clone()
     for lift in (-0.2, 0.2):
         phi, n = at(blend, x + torch.tensor([0, 0, lift * gap * spacing]))
@@ -102,7 +102,7 @@ def test_one_sheet_whose_normals_look_both_ways_keeps_a_side():
     normals = torch.zeros_like(points)
     normals[:, 2] = torch.where(points[:, 0] > 0, 1.0, -1.0)
     x = torch.tensor([[0.5, 0.1, 0.02], [-0.5, 0.1, 0.02], [0.03, 0.2, 0.02], [-0.03, 0.2, 0.02]]).double()
-    phi, _ = at(blended(points, normals, Way(2, 12, True)), x)
+    phi, _ = at(blended(points, normals, JetSettings(2, 12, True)), x)
     torch.testing.assert_close(phi.abs(), torch.full_like(phi, 0.02), rtol=0, atol=1e-9)
     assert phi[0] > 0 > phi[1]
 
@@ -115,7 +115,7 @@ def test_gradients_are_finite_right_over_a_sample():
     normals = torch.zeros_like(points.detach())
     normals[:, 2] = 1
     x = (points.detach()[210:230] + torch.tensor([0.0, 0.0, 0.03])).requires_grad_()
-    phi, _ = blended(points, normals, Way(2, 12, slopes=True))(x, torch.arange(210, 230))
+    phi, _ = blended(points, normals, JetSettings(2, 12, slopes=True))(x, torch.arange(210, 230))
     phi.sum().backward()
     assert x.grad is not None
     assert points.grad is not None
@@ -129,9 +129,9 @@ def test_what_was_fitted_in_inference_mode_does_not_stop_gradients():
     polynomials.derivatives.cache_clear()
     polynomials._powers.cache_clear()
     with torch.inference_mode():
-        Cloud(points, points, torch.zeros(400).long()).fit(near, Way(4, 24, slopes=True))
+        Cloud(points, points, torch.zeros(400).long()).fit(near, JetSettings(4, 24, slopes=True))
     live = points.clone().requires_grad_()
-    jets = Cloud(live, points.clone(), torch.zeros(400).long()).fit(near.clone(), Way(4, 24, slopes=True))
+    jets = Cloud(live, points.clone(), torch.zeros(400).long()).fit(near.clone(), JetSettings(4, 24, slopes=True))
     jets.coefficients.square().sum().backward()
     assert live.grad is not None
     assert bool(live.grad.isfinite().all())

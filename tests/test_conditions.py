@@ -1019,3 +1019,15 @@ def test_the_cut_head_of_the_paper_agrees_with_fem():
     u = lamina.poisson(lamina.Domain(mesh, 0.02 * size), 0.0, Dirichlet("rim", sine))
     assert errors(u.values, torch.from_numpy(reference[: len(mesh.points)])).nrmse < 3e-3
     assert u.cycles <= 15
+
+
+def test_values_at_vertices_are_taken_to_a_curve_by_a_map_that_is_made_once(monkeypatch):
+    mesh = lamina.Mesh(*icosphere(4))
+    domain = lamina.Domain(mesh, 0.1)
+    held = Dirichlet("z - 0.2", domain.points[:, 0].clone())
+    first = lamina.poisson(domain, "x", held).values
+    searched = []
+    monkeypatch.setattr(lamina.Mesh, "interpolation", lambda self, x, face=None: searched.append(len(x)))
+    again = lamina.poisson(domain, "x", Dirichlet("z - 0.2", 2 * domain.points[:, 0])).values
+    assert searched == []
+    assert not torch.equal(first, again)

@@ -18,8 +18,8 @@ from lamina.fits.curvature import (
     from_samples,
     from_shape_operator,
 )
+from lamina.geometry.frames import tangent_frames
 from lamina.geometry.triangles import dot
-from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.analytic import _torus_grid
 from lamina.surfaces.base import Surface
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import lamina
@@ -70,22 +69,6 @@ def test_pictures_of_the_documentation_are_there():
     for path in DOCS.rglob("*.md"):
         for name in re.findall(r"\{image\} (\S+)", path.read_text()):
             assert (path.parent / name).is_file(), f"{path.name}: {name}"
-
-
-def blocks(page):
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-
-
-def test_the_page_on_extending_works():
-    surface, pde = blocks("extending.md")[:2]
-    names: dict = {}
-    exec(surface, names)
-    u = names["u"]
-    torch.testing.assert_close(u.values, u.domain.points[:, 0], rtol=0, atol=2e-3)
-    exec(pde, names)
-    v = names["backward_euler"](u.domain, lambda x: x[:, 0], 0.1, 40)
-    expected = (1 + 2 * 0.1 / 40) ** -40 * u.domain.points[:, 0]
-    torch.testing.assert_close(v.values, expected, rtol=0, atol=2e-3)
 
 
 def test_the_three_commands_of_the_readme(program, tmp_path, monkeypatch):

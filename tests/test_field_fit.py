@@ -14,11 +14,11 @@ import lamina
 from lamina.errors import InputError
 from lamina.geometry.triangles import unit
 from lamina.learn.field_error import field_error
-from lamina.learn.field_fit import FieldFit, draw_places, fit_field, fit_from_surfaces
-from lamina.learn.signed_distance import FieldTarget, field_target
+from lamina.learn.field_fit import FieldFit, draw_target_samples, fit_field, fit_from_surfaces
+from lamina.learn.signed_distance import SignedDistanceTarget, signed_distance_target
 from lamina.search.face_orientation import agreeing_sides, outward_signs
 from lamina.search.nearest import Nearest
-from lamina.search.triangles_by_samples import Candidates
+from lamina.search.triangles_by_samples import TrianglesBySamples
 from lamina.search.winding import WindingTree
 from lamina.surfaces.fields import LatentDecoder, load_field, save_field
 from lamina.surfaces.icosphere import icosphere
@@ -124,7 +124,7 @@ def test_a_moebius_strip_has_one_side():
     width = 0.2 * torch.stack([(angle / 2).cos() * angle.cos(), (angle / 2).cos() * angle.sin(), (angle / 2).sin()], 1)
     strip = lamina.Mesh(torch.stack([ring - width, ring + width], 1).reshape(-1, 3), faces)
     with pytest.raises(InputError, match="single side"):
-        field_target(strip)
+        signed_distance_target(strip)
 
 
 # Signed distances
@@ -135,7 +135,7 @@ def test_candidates_find_the_closest_points_that_an_exact_search_finds():
     fine, thin = sphere(3)
     triangles = torch.cat([points[faces], 0.3 * fine[thin] + 2])
     x = scattered(3000, size=3.0)
-    exact, found = Nearest(triangles).to_points(x)[1], Candidates(triangles)(x)[1]
+    exact, found = Nearest(triangles).to_points(x)[1], TrianglesBySamples(triangles)(x)[1]
     excess = (x - found).norm(dim=1) - (x - exact).norm(dim=1)
     assert excess.min() > -1e-12
     assert excess.max() < 1e-4
@@ -143,7 +143,7 @@ def test_candidates_find_the_closest_points_that_an_exact_search_finds():
 
 def test_distances_and_gradients_of_a_sphere_anywhere():
     points, faces = sphere(5)
-    target = field_target(lamina.Mesh(5 + 3 * points, faces))
+    target = signed_distance_target(lamina.Mesh(5 + 3 * points, faces))
     assert target.scale == pytest.approx(3, rel=1e-3)
     y = scattered(3000, size=1.1)
     distance, gradient = target(y)
@@ -156,7 +156,7 @@ def test_distances_and_gradients_of_a_sphere_anywhere():
 def test_a_point_cloud_has_the_distances_of_the_sphere_it_samples(with_normals):
     drawn = lamina.Sphere().sample(4000, 1)
     cloud = lamina.PointCloud(drawn.points, -drawn.normals if with_normals else None)
-    target = field_target(cloud)
+    target = signed_distance_target(cloud)
     y = scattered(2000, size=1.1)
     distance, _ = target(y)
     x = target.centre + target.scale * y
@@ -171,7 +171,7 @@ def test_walls_inside_a_shape_are_no_part_of_its_surface():
     sheet = torch.tensor([[0.2, 0.2, 0.5], [0.8, 0.2, 0.5], [0.5, 0.8, 0.5]], dtype=torch.float64)
     shifted = points + torch.tensor([0.5, 0.0, 0.0])
     mesh = lamina.Mesh(torch.cat([points, shifted, sheet]), torch.cat([faces, faces + 8, torch.tensor([[16, 17, 18]])]))
-    target = field_target(mesh)
+    target = signed_distance_target(mesh)
     middle = (torch.tensor([[0.75, 0.5, 0.5]], dtype=torch.float64) - target.centre) / target.scale
     assert float(target(middle)[0]) * target.scale == pytest.approx(-0.5, abs=0.02)
     assert any("lies inside" in note for note in target.notes)
@@ -179,7 +179,7 @@ def test_walls_inside_a_shape_are_no_part_of_its_surface():
 
 def test_holes_are_closed_where_the_winding_number_is_a_half():
     """A half sphere becomes a ball cut in half: its flat side is found in mid-air."""
-    target = field_target(lamina.Mesh(*half_sphere(4)))
+    target = signed_distance_target(lamina.Mesh(*half_sphere(4)))
     assert any("holes" in note for note in target.notes)
     x = torch.tensor([[0.0, 0, 0.05], [0.0, 0, 0.2], [0.1, 0.2, -0.1], [0.0, 0, 0.5]], dtype=torch.float64)
     floor = float(half_sphere(4)[0][half_sphere(4)[1]][..., 2].min())
@@ -198,7 +198,7 @@ def test_open_sheets_are_refused_with_a_sentence():
         [torch.stack([corner, corner + n, corner + 1], 1), torch.stack([corner + n, corner + n + 1, corner + 1], 1)]
     )
     with pytest.raises(InputError, match="open sheet"):
-        field_target(lamina.Mesh(points, faces))
+        signed_distance_target(lamina.Mesh(points, faces))
 
 
 # Fits
@@ -213,8 +213,8 @@ def bumpy() -> lamina.Mesh:
 
 
 @pytest.fixture(scope="module")
-def target(bumpy) -> FieldTarget:
-    return field_target(bumpy)
+def target(bumpy) -> SignedDistanceTarget:
+    return signed_distance_target(bumpy)
 
 
 @pytest.mark.parametrize("kind", ["siren", "occupancy"])
@@ -253,11 +253,11 @@ def test_a_seed_gives_the_same_field_again(target):
     assert not torch.equal(one["layers.1.weight"], other["layers.1.weight"])
 
 
-def test_places_are_on_near_and_around_the_surface(target):
-    places = draw_places(target, 1000, torch.Generator().manual_seed(0))
-    assert int((places.distance == 0).sum()) == 400
-    assert places.distance.abs()[400:800].median() < 0.03
-    assert places.distance[800:].abs().max() > 0.2
+def test_target_samples_are_on_near_and_around_the_surface(target):
+    samples = draw_target_samples(target, 1000, torch.Generator().manual_seed(0))
+    assert int((samples.distance == 0).sum()) == 400
+    assert samples.distance.abs()[400:800].median() < 0.03
+    assert samples.distance[800:].abs().max() > 0.2
 
 
 def test_the_error_of_a_field_that_was_not_fitted_is_large(target):

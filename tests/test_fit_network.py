@@ -1,4 +1,4 @@
-"""The network of the learned operator: a weighted fit that is consistent whatever its weights, and its training."""
+"""The network of robust fits: a weighted fit that is consistent whatever its weights, and its training."""
 
 import json
 
@@ -10,8 +10,8 @@ import lamina
 from lamina.errors import InputError
 from lamina.geometry.triangles import dot, unit
 from lamina.io.safetensor_files import save_tensors
-from lamina.learn.fit_data import PARTS, Source, damaged, fit_data, random_rotations
-from lamina.learn.fit_training import FINAL, LOG, FitTraining, fit_errors, loss_of, train_fits
+from lamina.learn.fit_data import SHAPE_KINDS, CloudSource, damaged_cloud, fit_data, random_rotations
+from lamina.learn.fit_training import NETWORK_FILE, TRAINING_LOG, FitTraining, fit_errors, loss_of, train_fits
 from lamina.reconstruction.fit_network import FitConfig, FitNetwork, Neighbourhoods
 from lamina.reconstruction.weights import load_fit_network, save_fit_network, shipped_fit_network
 from lamina.search.neighbours import k_nearest
@@ -24,7 +24,7 @@ def untrained(seed=0):
     return FitNetwork(SMALL)
 
 
-def plane_places(count, seed=0):
+def plane_points(count, seed=0):
     return 2 * torch.rand(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1
 
 
@@ -34,7 +34,7 @@ def neighbourhoods(points, normals, rows, k=32):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_whatever_the_weights_a_paraboloid_is_found_exactly(seed):
-    ab = plane_places(600)
+    ab = plane_points(600)
     a, b = ab.unbind(1)
     points = torch.stack([a, b, 0.2 + 0.1 * a - 0.2 * b + 0.3 * a * a + 0.1 * a * b - 0.2 * b * b], 1)
     slopes = torch.stack([0.1 + 0.6 * a + 0.1 * b, -0.2 + 0.1 * a - 0.4 * b], 1)
@@ -80,9 +80,9 @@ def test_fits_turn_and_grow_with_the_samples():
 
 def test_neighbours_that_do_not_belong_are_weighted_away():
     """A sheet below the plane that the sample lies on, with normals the other way, and outliers above."""
-    top = torch.cat([plane_places(800), torch.zeros(800, 1, dtype=torch.float64)], 1)
-    below = torch.cat([plane_places(800, 1), torch.full((800, 1), -0.12, dtype=torch.float64)], 1)
-    stray = torch.cat([plane_places(40, 2), 0.05 + 0.2 * plane_places(40, 3)[:, :1].abs()], 1)
+    top = torch.cat([plane_points(800), torch.zeros(800, 1, dtype=torch.float64)], 1)
+    below = torch.cat([plane_points(800, 1), torch.full((800, 1), -0.12, dtype=torch.float64)], 1)
+    stray = torch.cat([plane_points(40, 2), 0.05 + 0.2 * plane_points(40, 3)[:, :1].abs()], 1)
     points = torch.cat([top, below, stray])
     up = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
     normals = torch.cat([up.expand(800, 3), -up.expand(800, 3), unit(torch.randn(40, 3, dtype=torch.float64))])
@@ -101,42 +101,43 @@ def test_neighbours_that_do_not_belong_are_weighted_away():
 
 @pytest.mark.slow
 def test_the_expected_error_is_about_the_true_one():
-    source = Source(lamina.starfruit())
+    source = CloudSource(lamina.starfruit())
     data = fit_data(source, 64, 12, 200, 5)
     network = shipped_fit_network()
     ratios = []
     for cloud in range(len(data)):
         every = torch.arange(200)
-        near, places, looks, _ = data.rows(torch.full_like(every, cloud), every)
+        near, clean_points, clean_normals, _ = data.rows(torch.full_like(every, cloud), every)
         with torch.no_grad():
             fits = network(near)
-        ratios.append(float(torch.exp(fits.log_error).mean() / fit_errors(fits, places, looks).mean()))
+        error = fit_errors(fits, clean_points, clean_normals)
+        ratios.append(float(torch.exp(fits.log_error).mean() / error.mean()))
     assert 0.5 < np.median(ratios) < 2, ratios
 
 
 @pytest.mark.slow
 def test_training_clouds_come_in_every_kind_and_repeat_themselves():
-    source = Source(lamina.spike())
-    assert len(PARTS) == 4
-    clouds = [damaged(source, np.random.default_rng(i), 64) for i in range(8)]
-    again = damaged(source, np.random.default_rng(3), 64)
+    source = CloudSource(lamina.spike())
+    assert len(SHAPE_KINDS) == 4
+    clouds = [damaged_cloud(source, np.random.default_rng(i), 64) for i in range(8)]
+    again = damaged_cloud(source, np.random.default_rng(3), 64)
     assert torch.equal(clouds[3].points, again.points)
     assert torch.equal(clouds[3].normals, again.normals)
     for cloud in clouds:
-        assert len(cloud.points) == len(cloud.normals) == len(cloud.clean.points) == len(cloud.off) >= 8 * 64
+        assert len(cloud.points) == len(cloud.normals) == len(cloud.clean.points) == len(cloud.outlier) >= 8 * 64
         torch.testing.assert_close(dot(cloud.normals, cloud.normals), torch.ones(len(cloud.normals)).double())
         away = (cloud.points - cloud.clean.points).norm(dim=1)
-        assert float(away[~cloud.off].quantile(0.99)) < 0.5
+        assert float(away[~cloud.outlier].quantile(0.99)) < 0.5
 
 
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_leaves_a_network(tmp_path):
     plan = FitTraining(steps=30, batch=128, clouds=3, samples=64, validate_every=15, seed=1)
     network = train_fits(lamina.spike(), lamina.starfruit(), tmp_path, SMALL, plan)
-    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / TRAINING_LOG).read_text().splitlines()]
     assert [line["step"] for line in lines] == [15, 30]
     assert lines[1]["held_out_loss"] < lines[0]["held_out_loss"]
-    found = load_fit_network(tmp_path / FINAL)
+    found = load_fit_network(tmp_path / NETWORK_FILE)
     assert found.config == SMALL
     for name, value in network.state_dict().items():
         assert torch.equal(found.state_dict()[name], value)
@@ -144,7 +145,7 @@ def test_training_lowers_the_loss_and_leaves_a_network(tmp_path):
 
 def test_gradients_are_finite_on_planes_with_reversed_normals():
     """Exact planes have residuals of zero, and normals exactly reversed a share of zero."""
-    points = torch.cat([plane_places(64), torch.zeros(64, 1, dtype=torch.float64)], 1)
+    points = torch.cat([plane_points(64), torch.zeros(64, 1, dtype=torch.float64)], 1)
     up = torch.tensor([0.4428, -0.2950, -0.8467]).double()
     normals = unit(up[None]).expand(64, 3).clone()
     normals[::3] *= -1.0000001
@@ -175,10 +176,10 @@ def test_what_cannot_be_trained_or_read_is_said(tmp_path):
 
 @pytest.mark.slow
 def test_the_program_trains_it(program, tmp_path, monkeypatch):
-    monkeypatch.setattr("lamina.learn.fit_training.VALIDATION", 2)
+    monkeypatch.setattr("lamina.learn.fit_training.HELD_OUT_CLOUDS", 2)
     status, out, err = program(
         "train", "--operator", "neural", "-o", tmp_path, "--steps", 2, "--batch", 16, "--clouds", 2, "--json"
     )  # fmt: skip
     assert status == 0, err
     assert json.loads(out)["step"] == 2
-    assert load_fit_network(tmp_path / FINAL).config == FitConfig()
+    assert load_fit_network(tmp_path / NETWORK_FILE).config == FitConfig()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.fits.jets import Jets, Surroundings, fit_and_predict, fit_jets
+from lamina.fits.jets import Jets, Neighbourhoods, fit_and_predict, fit_jets
 from lamina.fits.normals import orient_normals, pca_normals, signs_disagree
 from lamina.fits.polynomials import (
     coefficient_count,
@@ -17,7 +17,8 @@ from lamina.fits.polynomials import (
     slopes_by_monomials,
 )
 from lamina.fits.project import project
-from lamina.search.neighbours import PieceTrees, connected_pieces, k_nearest, tangent_frames, voronoi_areas
+from lamina.geometry.frames import tangent_frames
+from lamina.search.neighbours import PieceTrees, connected_pieces, k_nearest, voronoi_areas
 from lamina.surfaces.analytic import Sphere, Torus
 
 
@@ -299,7 +300,7 @@ def test_fits_with_and_without_their_samples_are_those_made_apart(degree, k, slo
     torch.testing.assert_close(jets.coefficients, apart.coefficients, rtol=0, atol=1e-9)
     torch.testing.assert_close(jets.residual, apart.residual, rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(height, without.height, rtol=0, atol=1e-9)
-    seen = Surroundings.of(samples.points, samples.normals, k_nearest(samples.points, k + 9)[0])
+    seen = Neighbourhoods.of(samples.points, samples.normals, k_nearest(samples.points, k + 9)[0])
     predicted, scale = seen.predict(k, degree, slopes)
     torch.testing.assert_close(predicted, without.height, rtol=0, atol=1e-9)
     torch.testing.assert_close(scale, without.scale)

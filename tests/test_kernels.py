@@ -7,7 +7,7 @@ from lamina.device import by_kernel
 from lamina.fits.blend import Blend
 from lamina.fits.jets import Jets, fit_and_predict, fit_jets, predict
 from lamina.fits.project import project
-from lamina.fits.rims import _room
+from lamina.fits.rims import _empty_discs
 from lamina.geometry.triangles import unit
 from lamina.reconstruction.fit_network import Neighbourhoods
 from lamina.reconstruction.weights import shipped_fit_network
@@ -129,8 +129,8 @@ def test_room_beside_samples(k):
     rows = (points[:, 2] > -0.5).nonzero()[:, 0]
     points, normals = points[rows], normals[rows]
     near = k_nearest(points, k)[0]
-    *expected, reach = _room(points, normals, near)
-    *found, there = _room(points.cuda(), normals.cuda(), near.cuda())
+    *expected, reach = _empty_discs(points, normals, near)
+    *found, there = _empty_discs(points.cuda(), normals.cuda(), near.cuda())
     for a, b in zip(expected, found, strict=True):
         assert a.any()
         assert (a == b.cpu()).double().mean() > 0.99999

@@ -1,4 +1,4 @@
-"""Clouds through the learned operator: as good as jets on clean samples, and a surface where jets find none."""
+"""Clouds by robust fits: as good as jets on clean samples, and a surface where jets find none."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from lamina.errors import InputError
 from lamina.gallery import sphere_heat, sphere_poisson
 from lamina.geometry.triangles import dot, unit
 from lamina.metrics import errors
-from lamina.reconstruction.choose import EXTENSIONS, geometry_for
+from lamina.reconstruction.choose import reconstruct
 from lamina.reconstruction.neural_cloud import NeuralCloud
 from lamina.reconstruction.weights import shipped_fit_network
 
@@ -22,10 +22,10 @@ def sphere(count=COUNT, seed=0):
 
 
 def learned(points, normals=None):
-    found, name = geometry_for(lamina.PointCloud(points, normals), "neural")
-    assert name == "neural"
-    assert isinstance(found, NeuralCloud)
-    return found
+    found = reconstruct(lamina.PointCloud(points, normals), "best")
+    assert found.method == "fits"
+    assert isinstance(found.surface, NeuralCloud)
+    return found.surface
 
 
 def nmae(domain, rhs=PROBLEM.rhs):
@@ -113,10 +113,10 @@ def shaken(points, size=0.004):
 def test_wide_jets_take_the_place_of_the_network_where_noise_lies_on_a_smooth_surface():
     ball = lamina.Sphere()
     cloud = lamina.PointCloud(shaken(ball.sample(4000, 0).points, 0.001))
-    network, (taken, name) = NeuralCloud(cloud, shipped_fit_network()), geometry_for(cloud, "neural")
-    assert (taken, name) == (cloud, "neural")
+    fits, found = NeuralCloud(cloud, shipped_fit_network()), reconstruct(cloud, "best")
+    assert (found.surface, found.method) == (cloud, "jets")
     x = ball.sample(2000, 1).points
-    off = [(g.closest_points(x).points.norm(dim=1) - 1).square().mean().sqrt() for g in (taken, network)]
+    off = [(g.closest_points(x).points.norm(dim=1) - 1).square().mean().sqrt() for g in (found.surface, fits)]
     assert off[0] < 0.6 * off[1]
 
 
@@ -158,7 +158,6 @@ def test_open_clouds_end_where_their_samples_do():
 
 def test_the_default_of_clouds_is_the_learned_operator():
     points, normals = sphere(2000)
-    assert "neural" in EXTENSIONS
     assert lamina.Domain(lamina.PointCloud(points, normals), 0.2, show_progress=False).extension == "neural"
     few = lamina.Domain(lamina.PointCloud(points[:400], normals[:400]), 0.2, show_progress=False)
     assert few.extension == "jet"
@@ -196,7 +195,7 @@ def test_single_precision_is_enough_for_a_domain():
 def test_a_gpu_finds_the_same_surface():
     points, normals = sphere()
     cpu = learned(points, normals)
-    gpu, _ = geometry_for(lamina.PointCloud(points, normals).to("cuda"), "neural")
+    gpu = reconstruct(lamina.PointCloud(points, normals).to("cuda"), "fits").surface
     x = 1.05 * points[:200]
     there = gpu.closest_points(x.cuda()).points.cpu()
     torch.testing.assert_close(there, cpu.closest_points(x).points, rtol=0, atol=1e-6)

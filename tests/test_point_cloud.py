@@ -93,7 +93,7 @@ def test_normals_estimated_from_noise_are_not_taken_for_information():
     x = band(Sphere(), 0.2, 3000)
     bare = PointCloud(noisy)
     given_normals = PointCloud(noisy, bare.normals)
-    assert not given_normals.fit.choice.way.slopes
+    assert not given_normals.fit.choice.settings.slopes
     assert errors(given_normals, Sphere(), x)[1].mean() < 1.1 * errors(bare, Sphere(), x)[1].mean()
 
 

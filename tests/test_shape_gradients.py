@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lamina
-from lamina.fits import footprints
+from lamina.fits import splat_samples
 from lamina.paper.attention import Attention
 from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
 from lamina.reconstruction.neural_cloud import NeuralCloud
@@ -311,7 +311,8 @@ def test_to_the_weights_of_the_attention_network(scheme):
 @pytest.mark.slow
 def test_to_the_centres_of_splats(monkeypatch):
     """Against large steps of splats made anew, whose opaque surface is found anew as well: loosely."""
-    monkeypatch.setattr(footprints, "SAMPLES", (4000, 4000))  # a fifth of what is usual, and quicker
+    for limit in ("MIN_SPLAT_SAMPLES", "MAX_SPLAT_SAMPLES"):  # a fifth of what is usual, and quicker
+        monkeypatch.setattr(splat_samples, limit, 4000)
     centres, scales, rotations, opacities = discs(lamina.Sphere(level=3), 800)
 
     def function(p):

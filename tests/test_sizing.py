@@ -231,6 +231,22 @@ def test_the_default_spacing_gives_no_warning_about_itself():
     assert lamina.Domain(mesh).warnings == []
 
 
+def test_no_spacing_finer_than_the_samples_is_advised():
+    """A lens of which samples 0.046 apart do not show how thin it is: their distance is the default, which is not worth
+    a word; on a coarser grid it is what the warning names."""
+    feet = lamina.Ellipsoid(1, 1, 0.02).sample(3000, 0)
+    cloud = lamina.PointCloud(feet.points, feet.normals)
+    default = sizing.choose_spacing(cloud, NEEDS["order 2"])
+    assert sizing.thin_share(cloud, default, NEEDS["order 2"]) > 0.5
+    assert sizing.thin_warning(cloud, default, NEEDS["order 2"]) is None
+    finer = sizing.thin_warning(cloud, 0.7 * default, NEEDS["order 2"])
+    assert finer is not None
+    assert "denser samples would" in finer
+    text = sizing.thin_warning(cloud, 0.2, NEEDS["order 2"])
+    assert text is not None
+    assert number_after("spacing", text.split("Use")[1]) == default
+
+
 def test_places_have_the_digits_that_tell_cells_apart():
     assert sizing.place(torch.tensor([1234.5678, -0.02, 3.0]).numpy(), 0.05) == "(1234.568, -0.020, 3.000)"
     assert sizing.place(torch.tensor([1234.5678, -20.0, 3.0]).numpy(), 39.0) == "(1235, -20, 3)"

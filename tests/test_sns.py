@@ -16,9 +16,9 @@ from lamina.errors import InputError
 from lamina.fits.curvature import from_level_set
 from lamina.geometry.triangles import dot, unit
 from lamina.learn.sns import fit_error, fit_from_surface, fit_sns
-from lamina.learn.sphere_distortion import Stretch, independent_sets, looks_outwards
+from lamina.learn.sphere_distortion import SymmetricDirichlet, independent_sets, looks_outwards
 from lamina.learn.sphere_target import SphereFaces, sphere_target
-from lamina.learn.sphericalise import balanced, sphericalise
+from lamina.learn.sphericalise import centred_on_sphere, sphericalise
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.sns import SNSConfig, SphericalNeuralSurface, load_sns, save_sns
 
@@ -166,17 +166,18 @@ def test_a_mesh_laid_over_the_sphere_has_no_triangle_turned_over():
         s = sphericalise(vertices, orientation)
         assert (s.norm(dim=1) - 1).abs().max() < 1e-12
         assert looks_outwards(*s[faces].unbind(1)).min() > 0
-    assert Stretch(vertices, faces).of_map(s) < 1.5
+    assert SymmetricDirichlet(vertices, faces).of_map(s) < 1.5
 
 
 def test_the_energy_is_one_for_similarities_more_for_others_and_infinite_for_folds():
     s, faces = icosphere(4)
-    assert Stretch(5 * s + 1, faces).of_map(s) == pytest.approx(1, abs=2e-3)  # a polyhedron is smaller than its sphere
-    stretch = Stretch(s * torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64), faces)
-    assert stretch.of_map(s) > 1.1
+    # A polyhedron is smaller than its sphere.
+    assert SymmetricDirichlet(5 * s + 1, faces).of_map(s) == pytest.approx(1, abs=2e-3)
+    energy = SymmetricDirichlet(s * torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64), faces)
+    assert energy.of_map(s) > 1.1
     folded = s.clone()
     folded[100] = -s[100]
-    assert stretch.of_map(folded) == math.inf
+    assert energy.of_map(folded) == math.inf
 
 
 def test_vertices_that_move_together_share_no_edge():
@@ -196,7 +197,7 @@ def test_the_sphere_stays_where_it_is():
 def test_a_moebius_map_balances_the_areas():
     s, faces = icosphere(3)
     areas = lamina.Mesh(s * (1 + 0.5 * s[:, :1]), faces).areas.numpy()  # those of an egg
-    found = torch.from_numpy(balanced(s.numpy(), areas))
+    found = torch.from_numpy(centred_on_sphere(s.numpy(), areas))
     assert (torch.from_numpy(areas / areas.sum()) @ found).norm() < 1e-8
     assert looks_outwards(*found[faces].unbind(1)).min() > 0
 

@@ -9,10 +9,10 @@ from plyfile import PlyData
 
 import lamina
 from lamina import gallery
-from lamina.fits.visibility import Gaussians, look
+from lamina.fits.visibility import Gaussians, visible_points
+from lamina.geometry.frames import tangent_frames
 from lamina.io.formats import READERS
 from lamina.metrics import errors
-from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.splats import Splats, axes_of
 from lamina.view.colours import colourise
 from schemes import of_scheme
@@ -86,7 +86,7 @@ def test_rays_stop_at_a_wall_and_leave_what_is_behind_in_the_dark():
     centres = torch.cat([outer[0], 0.7 * inner[0]])
     size = torch.cat([outer[1][:, 0], inner[1][:, 1]])
     covariances = size[:, None, None] ** 2 * torch.eye(3, dtype=torch.float64)
-    seen = look(Gaussians(centres, covariances, torch.full_like(size, 0.9)), 0.1)
+    seen = visible_points(Gaussians(centres, covariances, torch.full_like(size, 0.9)), 0.1)
     assert len(seen.points) > 5000
     assert float(seen.points.norm(dim=1).quantile(0.01)) > 0.8
     assert float((seen.gaussian < 2000).double().mean()) > 0.99

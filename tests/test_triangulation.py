@@ -6,9 +6,9 @@ import torch
 import lamina
 from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
 from lamina.metrics import errors
-from lamina.reconstruction.choose import geometry_for
+from lamina.reconstruction.choose import reconstruct
 from lamina.reconstruction.neural_cloud import NeuralCloud
-from lamina.reconstruction.triangulated_cloud import TriangulatedCloud, _rough, _Triangles
+from lamina.reconstruction.triangulated_cloud import CloudTriangles, TriangulatedCloud, is_noisy
 from lamina.reconstruction.triangulation import triangulate
 from lamina.reconstruction.weights import shipped_fit_network
 
@@ -93,7 +93,7 @@ def notched_block(count: int):
 def test_notches_between_faces_of_one_plane_stay_open(count):
     """Triangles between random samples cut edges off, which costs up to 3 % of the area."""
     points, normals = notched_block(count)
-    found = _Triangles.of(points, normals)
+    found = CloudTriangles.of(points, normals)
     assert found is not None
     faces = found.without_lids(points)
     assert area(points, faces) == pytest.approx(22, rel=0.03)
@@ -113,6 +113,19 @@ def test_a_cloud_with_bare_faces_is_solved_on_triangles():
     assert bool(torch.isfinite(u.values).all())
 
 
+def test_specks_of_an_uneven_cloud_are_left_out_and_said():
+    """Each would have a constant of its own, and the lowest eigenvalues would all be zero."""
+    points, normals = rounded_box()
+    far = points.new_tensor([2.0, 0.0, 0.0])
+    cloud = lamina.PointCloud(torch.cat([points, 0.05 * points + far]), normals.repeat(2, 1))
+    domain = lamina.Domain(cloud, 0.2, extension="neural", show_progress=False)
+    assert isinstance(domain.geometry, TriangulatedCloud)
+    assert domain.component_count == 1
+    assert "1 part of the surface, 0.25% of its area, was left out" in " ".join(domain.warnings)
+    u = lamina.poisson(domain, lambda x: x[:, 0], show_progress=False)
+    assert bool(torch.isfinite(u.values).all())
+
+
 def half(points):
     return points[:, 2] > 0
 
@@ -129,7 +142,7 @@ def test_even_clouds_are_fitted(kind):
     if kind == "outliers":
         points[-200:] = 2 * torch.rand(200, 3, generator=g, dtype=torch.float64) - 1
         normals[-200:] = unit(torch.randn(200, 3, generator=g, dtype=torch.float64))
-    found, _ = geometry_for(lamina.PointCloud(points, normals), "neural")
+    found = reconstruct(lamina.PointCloud(points, normals), "best").surface
     assert isinstance(found, NeuralCloud)
 
 
@@ -137,7 +150,7 @@ def test_an_uneven_cloud_keeps_its_rim():
     """The box without its lower half: what closes it below is left out."""
     points, normals = rounded_box()
     upper = points[:, 2] > 0
-    found, _ = geometry_for(lamina.PointCloud(points[upper], normals[upper]), "neural")
+    found = reconstruct(lamina.PointCloud(points[upper], normals[upper]), "best").surface
     assert isinstance(found, TriangulatedCloud)
     assert found.faces is not None
     corners = found.points[found.faces]
@@ -154,7 +167,7 @@ def bumpy_sphere() -> lamina.SphericalMap:
 def test_triangles_take_the_place_of_fits_that_err_as_much(count, made):
     """Bumps that neighbourhoods of 64 samples cannot show are joined by triangles, finely sampled ones are fitted."""
     feet = bumpy_sphere().sample(count, 0)
-    found, _ = geometry_for(lamina.PointCloud(feet.points, feet.normals), "neural")
+    found = reconstruct(lamina.PointCloud(feet.points, feet.normals), "best").surface
     assert type(found) is made
 
 
@@ -195,7 +208,7 @@ def test_a_lid_that_normals_half_agree_with_is_left_out():
     wide = (1 - height**2) ** 0.5
     rim = torch.stack([wide * angle.cos(), wide * angle.sin(), torch.full_like(angle, height)], 1)
     points = torch.cat([feet.points[feet.points[:, 2] < height], rim])
-    found = _Triangles.of(points, points)
+    found = CloudTriangles.of(points, points)
     assert found is not None
     bowl, lid = 2 * torch.pi * (1 + height), torch.pi * wide**2
     assert float(found.areas.sum()) == pytest.approx(bowl + lid, rel=0.01)
@@ -208,6 +221,6 @@ def test_noise_is_told_from_a_rough_surface():
     spacing = (4 * torch.pi / 4000) ** 0.5
     noise = 0.2 * spacing * torch.randn(4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     bumps = bumpy_sphere().sample(600, 0)
-    assert _rough(feet.points + noise, feet.normals)
-    assert not _rough(feet.points, feet.normals)
-    assert not _rough(bumps.points, bumps.normals)
+    assert is_noisy(feet.points + noise, feet.normals)
+    assert not is_noisy(feet.points, feet.normals)
+    assert not is_noisy(bumps.points, bumps.normals)

@@ -188,7 +188,7 @@ def cylinder(around=24):
 
 @pytest.fixture(scope="module")
 def flow():
-    domain = lamina.paper.BandDomain(lamina.Sphere(level=3), 0.12, scheme="coupled", show_progress=False)
+    domain = lamina.paper.BandDomain(lamina.Sphere(level=4), 0.12, scheme="coupled", show_progress=False)
     return lamina.heat(domain, lambda x: x[:, 0], 0.1, frames=5, accuracy=1e-3)
 
 

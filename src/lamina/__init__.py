@@ -1,4 +1,4 @@
-"""lamina: partial differential equations on surfaces, in whatever form the surface comes.
+"""lamina: partial differential equations on any surface representation, without remeshing.
 
 >>> import lamina
 >>> domain = lamina.Domain(lamina.Sphere(), spacing=0.2)

@@ -6,8 +6,9 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,9 +35,7 @@ from lamina.grid.sizing import (
 from lamina.linear.adjoint import Sparse
 from lamina.linear.components import ComponentMean
 from lamina.progress import progress
-from lamina.reconstruction.choose import geometry_for
-from lamina.reconstruction.neural_cloud import NeuralCloud
-from lamina.reconstruction.triangulated_cloud import TriangulatedCloud
+from lamina.reconstruction.choose import Reconstruction, has_the_points_of, reconstruct_as_asked
 from lamina.spaces.galerkin import smooth_enough_for_order_3
 from lamina.spaces.operators import CutCellOperators
 from lamina.spaces.scheme import Scheme
@@ -46,6 +45,9 @@ from lamina.surfaces.base import ClosestPoints, Surface
 # not lie in lattice planes. The numbers are arbitrary: any three that are far from 0, 1/2 and from each other will
 # do.
 GRID_SHIFT = (0.1372, 0.2719, 0.4183)
+# A domain keeps at most this many maps from values at `points` to other points: one for the source points of its
+# operators, and those of three conditions. A map that is not kept is made again in every solve.
+MAX_INTERPOLATIONS = 4
 
 
 class Domain:
@@ -63,9 +65,14 @@ class Domain:
     order : int or str, default "auto"
         2: trilinear functions on the cut cells. 3: quadratic functions. "auto": 3 where the grid resolves the normals
         of the surface, otherwise 2; `order_reason` says why.
+    reconstruction : str, default "auto"
+        What the surface of samples is made from: "fits" (robust fits, weighted by a trained network), "jets"
+        (polynomials fitted to the samples), "triangles" (between the samples), or "auto", the one that suits the
+        samples. Surfaces that know their closest points need none. `domain.reconstruction` says what was used and
+        why.
     extension : str, default "auto"
-        Where closest points come from: "closest-point" (the surface itself), "jet" (polynomials fitted to its samples),
-        "neural" (robust fits, weighted by a trained network), or "auto".
+        The same by the names of version 0.1: "closest-point" (the surface itself), "jet", "neural" (fits, or jets or
+        triangles where these are better) or "auto".
     scheme : str, optional
         An option of version 0.1; leave it out.
     origin : Tensor or sequence of float, optional
@@ -122,6 +129,7 @@ class Domain:
         *,
         nodes: int | None = None,
         order: int | str | None = None,
+        reconstruction: str = "auto",
         extension: str = "auto",
         scheme: str | None = None,
         origin: Sequence[float] | Tensor | None = None,
@@ -139,7 +147,7 @@ class Domain:
         if order != "auto" and order not in ORDER:
             raise InputError(f'order must be 2, 3 or "auto", got {order!r}.')
         start = time.perf_counter()
-        self._take(surface, spacing, nodes, extension, origin, device, dtype)
+        self._take(surface, spacing, nodes, extension, reconstruction, origin, device, dtype)
         with progress("building", show_progress) as update:
             update(0.0, "cutting cells")
             self.order, self.order_reason, cut = self._choose_order(order, spacing, nodes)
@@ -155,11 +163,12 @@ class Domain:
         spacing: float | None,
         nodes: int | None,
         extension: str,
+        reconstruction: str,
         origin: Sequence[float] | Tensor | None,
         device: torch.device | str,
         dtype: torch.dtype,
     ) -> None:
-        """Check what was given; take the surface to its device, and what its closest points come from."""
+        """Check the arguments, move the surface to the device, and reconstruct it where it is samples only."""
         if not isinstance(surface, Surface):
             raise InputError(
                 f"Domain needs a lamina surface, got {type(surface).__name__}; see lamina.load and lamina.Mesh."
@@ -171,9 +180,12 @@ class Domain:
         if spacing is not None:
             check_spacing(surface, spacing)
         self.surface = _moved(surface, device, dtype)
-        self.geometry, self.extension = geometry_for(self.surface, extension)
-        if isinstance(self.geometry, NeuralCloud | TriangulatedCloud) and self.geometry.points is self.surface.points:
-            self.surface = self.geometry  # the same points, with normals, components and areas found better
+        self._requested: dict[str, Any] = {"extension": extension, "reconstruction": reconstruction}
+        self.reconstruction: Reconstruction
+        self.reconstruction, self.extension = reconstruct_as_asked(self.surface, extension, reconstruction)
+        self.geometry = self.reconstruction.surface
+        if has_the_points_of(self.geometry, self.surface):
+            self.surface = self.geometry
         middle = self.geometry.bounds.mean(0)
         self._origin = middle if origin is None else _checked_origin(origin, middle)
 
@@ -223,7 +235,7 @@ class Domain:
         """Build what follows from surface and operators."""
         self.readout = self.scheme.readout(self.own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
-        self._to_places: tuple[Tensor, Sparse] | None = None
+        self._interpolations: list[tuple[Tensor, Sparse]] = []
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
@@ -354,17 +366,18 @@ class Domain:
         return self._from_points(x) @ values
 
     def _from_points(self, x: Tensor) -> Sparse:
-        """The map from values at `points` to surface points x. It is cached for the source points of the scheme, which
-        recur.
+        """The map from values at `points` to surface points x.
+
+        The last few maps are kept, because the points of operators and conditions recur with every solve.
         """
-        scheme = self.scheme
-        if x is not scheme.source_points:
-            return self.surface.interpolation(x)
-        if self._to_places is None or self._to_places[0] is not x:
-            face = scheme.source_faces if self.geometry is self.surface else None
-            with torch.enable_grad():  # cached: built with gradients even if first requested under no_grad
-                self._to_places = (x, self.surface.interpolation(x, face))
-        return self._to_places[1]
+        for before, found in self._interpolations:
+            if before is x or (not (before.requires_grad or x.requires_grad) and torch.equal(before, x)):
+                return found
+        known = x is self.scheme.source_points and self.geometry is self.surface
+        with torch.enable_grad():  # cached: built with gradients even if first requested under no_grad
+            found = self.surface.interpolation(x, self.scheme.source_faces if known else None)
+        self._interpolations[:] = [*self._interpolations[1 - MAX_INTERPOLATIONS :], (x, found)]
+        return found
 
     @cached_property
     def _loading(self) -> tuple[Sparse | None, Sparse]:
@@ -411,8 +424,8 @@ class Domain:
         return self._again(device, dtype)
 
     def _again(self, device: torch.device | str, dtype: torch.dtype) -> Domain:
-        moved = Domain(self.surface, self.spacing, order=self.order, extension=self.extension, origin=self._origin,
-                       device=device, dtype=dtype, show_progress=False)  # fmt: skip
+        moved = Domain(self.surface, self.spacing, order=self.order, origin=self._origin, device=device, dtype=dtype,
+                       show_progress=False, **self._requested)  # fmt: skip
         moved.order_reason = self.order_reason
         return moved
 
@@ -646,6 +659,7 @@ class Domain:
             f"Domain of {self.surface.name} ({self.surface.representation}, {len(self.points)} points, "
             f"{self.component_count} component{'s' if self.component_count > 1 else ''})",
             f"  {self._kind}, spacing {self.spacing:g}",
+            f"  points of the surface from: {self.reconstruction}",
             "  level   spacing   unknowns   non-zeros       MB",
         ]
         for i, (spacing, unknowns, entries, size) in enumerate(self.scheme.table()):
@@ -653,12 +667,22 @@ class Domain:
         return "\n".join(lines)
 
 
-def default_grid(surface: Surface) -> tuple[int, float, str]:
-    """Order and spacing that Domain(surface) would choose, and the reason for the order."""
+@dataclass(frozen=True)
+class DefaultGrid:
+    """What Domain(surface) chooses."""
+
+    order: int
+    order_reason: str
+    spacing: float
+    reconstruction: Reconstruction
+
+
+def default_grid(surface: Surface) -> DefaultGrid:
+    """What Domain(surface) would choose, without its operators."""
     grid = object.__new__(Domain)
-    grid._take(surface, None, None, "auto", None, surface.points.device, surface.points.dtype)
+    grid._take(surface, None, None, "auto", "auto", None, surface.points.device, surface.points.dtype)
     order, why, _ = grid._choose_order("auto", None, None)
-    return order, grid.spacing, why
+    return DefaultGrid(order, why, grid.spacing, grid.reconstruction)
 
 
 def as_domain(given: Domain | Surface, caller: str) -> Domain:

@@ -198,6 +198,8 @@ class Solution:
             "spacing": domain.spacing,
             "order": domain.order,
             "order_reason": domain.order_reason,
+            "reconstruction": domain.reconstruction.method,
+            "reconstruction_reason": domain.reconstruction.reason,
             "extension": domain.extension,
             "scheme": domain.scheme.name,
             "components": domain.component_count,

@@ -107,6 +107,14 @@ Order = Annotated[
     str | None,
     typer.Option(help="Order of accuracy: 2, 3, or auto, which measures the surface.", rich_help_panel=GRID),
 ]
+ReconstructionOpt = Annotated[
+    str,
+    typer.Option(
+        "--reconstruction",
+        help="Of points and splats: make the surface from fits, jets or triangles; auto chooses.",
+        rich_help_panel=GRID,
+    ),
+]
 Extension = Annotated[
     str,
     typer.Option(

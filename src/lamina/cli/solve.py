@@ -40,6 +40,7 @@ from lamina.cli.options import (
     Out,
     Precision,
     Readout,
+    ReconstructionOpt,
     Samples,
     Scheme,
     Seed,
@@ -77,6 +78,7 @@ def solve_poisson(
     spacing: Spacing = None,
     nodes: Nodes = None,
     order: Order = None,
+    reconstruction: ReconstructionOpt = "auto",
     extension: Extension = "auto",
     scheme: Scheme = None,
     weights: Weights = None,
@@ -110,7 +112,8 @@ def solve_poisson(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=as_order(order), extension=extension, weights=weights, device=device.value, dtype=dtype.value,
+        order=as_order(order), reconstruction=reconstruction, extension=extension, weights=weights,
+        device=device.value, dtype=dtype.value,
         baseline={"scheme": scheme, "band_radius": band_radius, "readout": readout},
     )  # fmt: skip
     held = conditions(dirichlet, neumann, robin)
@@ -168,6 +171,7 @@ def solve_heat(
     spacing: Spacing = None,
     nodes: Nodes = None,
     order: Order = None,
+    reconstruction: ReconstructionOpt = "auto",
     extension: Extension = "auto",
     scheme: Scheme = None,
     weights: Weights = None,
@@ -217,7 +221,8 @@ def solve_heat(
     said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
         surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
-        order=as_order(order), extension=extension, weights=weights, device=device.value, dtype=dtype.value,
+        order=as_order(order), reconstruction=reconstruction, extension=extension, weights=weights,
+        device=device.value, dtype=dtype.value,
         baseline={"scheme": scheme, "band_radius": band_radius, "readout": readout},
     )  # fmt: skip
     low, high = domain.surface.bounds
@@ -261,8 +266,15 @@ def info(
     from lamina.surfaces.files import load
 
     shape = load(surface, **said_of_surface(activation, omega, field, level, bounds, latent, viewpoint))
-    order, spacing, why = default_grid(shape)
-    facts = describe(shape) | {"order": order, "order_reason": why, "default_spacing": spacing, **shape.facts}
+    chosen = default_grid(shape)
+    facts = describe(shape) | {
+        "order": chosen.order,
+        "order_reason": chosen.order_reason,
+        "default_spacing": chosen.spacing,
+        "reconstruction": chosen.reconstruction.method,
+        "reconstruction_reason": chosen.reconstruction.reason,
+        **shape.facts,
+    }
     if isinstance(dropped := getattr(shape, "dropped", None), dict):
         facts["dropped"] = dropped
     facts["notes"] = shape.notes

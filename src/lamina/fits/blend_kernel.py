@@ -1,4 +1,4 @@
-"""Blends of jets, and the way to where they vanish, as one Triton kernel; `blend.py` is its reference."""
+"""Blends of jets, and the steps to where they vanish, as one Triton kernel; `blend.py` is its reference."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from lamina.fits import blend as reference
 from lamina.fits.polynomial_kernel import height_slopes
 from lamina.geometry.vector_kernel import load_vector, store_vector
 
-BACK, EDGE = tl.constexpr(reference.BACK), tl.constexpr(reference.EDGE)
-APART, FAINT = tl.constexpr(reference.APART), tl.constexpr(reference.FAINT)
-PAIRS = 256  # of places and jets at a time
+BACK_TO_BACK_COSINE = tl.constexpr(reference.BACK_TO_BACK_COSINE)
+MAX_EDGE_COSINE = tl.constexpr(reference.MAX_EDGE_COSINE)
+MIN_SHEET_GAP = tl.constexpr(reference.MIN_SHEET_GAP)
+MIN_EDGE_WEIGHT = tl.constexpr(reference.MIN_EDGE_WEIGHT)
+PAIRS_PER_PROGRAM = 256  # pairs of a point and a jet that one program of the kernel holds
 
 
 def blended(
-    blend: reference.Blend, x: Tensor, index: Tensor, there: Tensor | None = None, steps: int = 1
+    blend: reference.Blend, x: Tensor, index: Tensor, tolerance: Tensor | None = None, steps: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """phi (n,) and unit normals (n, 3) at x (n, 3), whose nearest samples are index (n,), and x - phi normal. With more
-    steps the same anew from there, but for places that were nearer to the blend than there (n,)."""
+    """phi (n,) and unit normals (n, 3) at x (n, 3), whose nearest samples are index (n,), and x - phi normal.
+
+    With more steps the same is repeated from there, except for points with |phi| at most tolerance (n,).
+    """
     jets, near, j = blend.jets, blend.near, blend.near.shape[1]
     near = near if near.stride(1) == 1 else near.contiguous()
     phi, normals, points = torch.empty_like(x[:, 0]), torch.empty_like(x), torch.empty_like(x)
     width = triton.next_power_of_2(j)
-    rows = max(1, PAIRS // width)
+    rows = max(1, PAIRS_PER_PROGRAM // width)
     with torch.cuda.device_of(x):
         _blended[(triton.cdiv(len(x), rows),)](  # pyright: ignore[reportIndexIssue]
-            x.contiguous(), index.contiguous(), phi if there is None else there.contiguous(),
+            x.contiguous(), index.contiguous(), phi if tolerance is None else tolerance.contiguous(),
             blend.points.contiguous(), blend.normals.contiguous(), near, blend.spacing,
             jets.centres.contiguous(), jets.frames.contiguous(), jets.coefficients.contiguous(),
             jets.scale.contiguous(), jets.reach.contiguous(), phi, normals, points,
@@ -40,7 +44,7 @@ def blended(
 
 @triton.jit(do_not_specialize=["n", "stride", "steps"])
 def _blended(
-    X, INDEX, THERE, POINTS, NORMALS, NEAR, SPACING, CENTRES, FRAMES, COEFFICIENTS, SCALE, REACH, PHI, OUT, MOVED,
+    X, INDEX, TOLERANCE, POINTS, NORMALS, NEAR, SPACING, CENTRES, FRAMES, COEFFICIENTS, SCALE, REACH, PHI, OUT, MOVED,
     n, stride, steps, J: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, DEGREE: tl.constexpr,
     SHARP: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -68,7 +72,7 @@ def _blended(
         z = tl.where(going, z - phi * nz, z)
         step += 1
         if step < steps:
-            going = going & (tl.abs(phi) > tl.load(THERE + row, inside, 0))
+            going = going & (tl.abs(phi) > tl.load(TOLERANCE + row, inside, 0))
         looking = (step < steps) & (tl.max(going.to(tl.int32)) > 0)
     tl.store(PHI + row, phi, inside)
     store_vector(OUT, row, inside, nx, ny, nz)
@@ -106,21 +110,21 @@ def _at(
     if SHARP:
         phi, mx, my, mz = _sharp(column, weight, g, nx, ny, nz, px, py, pz, support, TINY)
     else:
-        # The sheet that x is nearest to is that of most weight, whatever a single sample says.
+        # The weighted mean normal tells which sheet x is nearest to: a single sample may be wrong.
         lx, ly, lz = load_vector(NORMALS, near, valid)
         ax, ay, az = _unit(tl.sum(weight * lx, 1), tl.sum(weight * ly, 1), tl.sum(weight * lz, 1), TINY)
-        facing = lx * ax[:, None] + ly * ay[:, None] + lz * az[:, None] > BACK
+        facing = lx * ax[:, None] + ly * ay[:, None] + lz * az[:, None] > BACK_TO_BACK_COSINE
         phi, mx, my, mz = _mean(tl.where(facing, weight, 0), g, nx, ny, nz, TINY)
     return phi, mx, my, mz
 
 
 @triton.jit
 def _sharp(column, weight, g, nx, ny, nz, px, py, pz, support, TINY: tl.constexpr):
-    """As _mean, but where jets look two ways, the greater or the smaller of two means."""
+    """As _mean, but where jets look two ways, the maximum or the minimum of two means."""
     one = column[None, :] == tl.argmax(weight, 1)[:, None]
     ox, oy, oz = _pick(one, nx), _pick(one, ny), _pick(one, nz)
     to_one = nx * ox[:, None] + ny * oy[:, None] + nz * oz[:, None]
-    two = column[None, :] == tl.argmin(tl.where(weight > FAINT, to_one, float("inf")), 1)[:, None]
+    two = column[None, :] == tl.argmin(tl.where(weight > MIN_EDGE_WEIGHT, to_one, float("inf")), 1)[:, None]
     ox, oy, oz = _pick(two, nx), _pick(two, ny), _pick(two, nz)
     other = nx * ox[:, None] + ny * oy[:, None] + nz * oz[:, None] > to_one
     first, second = tl.where(other, 0, weight), tl.where(other, weight, 0)
@@ -133,9 +137,10 @@ def _sharp(column, weight, g, nx, ny, nz, px, py, pz, support, TINY: tl.constexp
     dz = tl.sum(second * pz, 1) / part2 - tl.sum(first * pz, 1) / total1
     below = (dx * (x1 - x2) + dy * (y1 - y2) + dz * (z1 - z2)) / tl.sqrt(support)
     facing = x1 * x2 + y1 * y2 + z1 * z2
-    edge = (facing < EDGE) & (total2 > 0) & ((facing > BACK) | (tl.abs(below) > APART))
+    edge = (facing < MAX_EDGE_COSINE) & (total2 > 0)
+    edge = edge & ((facing > BACK_TO_BACK_COSINE) | (tl.abs(below) > MIN_SHEET_GAP))
     take2 = edge & (((below < 0) & (phi2 > phi1)) | ((below >= 0) & (phi2 < phi1)))
-    alone = (edge == 0) & (facing > BACK)
+    alone = (edge == 0) & (facing > BACK_TO_BACK_COSINE)
     phi, mx, my, mz = _mean(weight, g, nx, ny, nz, TINY)
     phi = tl.where(alone, phi, tl.where(take2, phi2, phi1))
     mx = tl.where(alone, mx, tl.where(take2, x2, x1))

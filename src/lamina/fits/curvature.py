@@ -6,7 +6,7 @@ symmetric; its eigenvalues k1 >= k2 are the principal curvatures, its eigenvecto
     dn(t_i) = k_i t_i,
 
 positive where the surface bends away from n: 1/R on a sphere of radius R with outward normals. do Carmo,
-"Differential Geometry of Curves and Surfaces" (1976), chapter 3, whose sign is the opposite. No gradients are recorded.
+"Differential Geometry of Curves and Surfaces" (1976), chapter 3, has the opposite sign. No gradients are recorded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from torch import Tensor
 
 from lamina.fits.jets import Jets, fit_jets
 from lamina.fits.polynomials import height_derivatives
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
-from lamina.search.neighbours import PieceTrees, tangent_frames
+from lamina.search.neighbours import PieceTrees
 
-NEIGHBOURS = 16  # of a quadric fitted to samples, the sample itself included
+# Samples to which a quadric with 6 coefficients is fitted, the sample itself included. With half as many, noise counts
+# twice as much; with twice as many, the neighbourhood is 1.4 times as wide and details are lost.
+QUADRIC_NEIGHBOURS = 16
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class SurfaceFeatures:
     """Points of a surface with the frames and curvatures of its osculating quadrics there."""
 
     points: Tensor  # (m, 3)
-    frames: Tensor  # (m, 3, 3) orthonormal rows n, t1, t2 with t2 = n x t1; t1 along the larger curvature
+    frames: Tensor  # (m, 3, 3) orthonormal rows n, t1, t2 with t2 = n x t1; t1 has the larger curvature
     curvatures: Tensor  # (m, 2) k1 >= k2
 
     def __len__(self) -> int:
@@ -43,7 +46,7 @@ class SurfaceFeatures:
 
     @property
     def directions(self) -> Tensor:
-        """Principal directions t1, t2 (m, 2, 3); their signs mean nothing."""
+        """Principal directions t1, t2 (m, 2, 3); their signs are arbitrary."""
         return self.frames[:, 1:]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
@@ -54,10 +57,10 @@ class SurfaceFeatures:
         return type(self)(self.points[rows], self.frames[rows], self.curvatures[rows])
 
     def facing(self, normals: Tensor) -> Self:
-        """The same with n on the side of normals (m, 3): k1, k2 become -k2, -k1 where it is turned over."""
+        """The same features with n on the side of normals (m, 3). Where n is reversed, k1, k2 become -k2, -k1."""
         away = (dot(self.normals, normals) < 0)[:, None]
         n, t1, t2 = self.frames.unbind(1)
-        # -n x t2 = t1: with t2 in the place of t1, the frame is right-handed again.
+        # -n x t2 = t1: with t1 and t2 exchanged the frame is right-handed again.
         turned = torch.where(away[..., None], torch.stack([-n, t2, t1], 1), self.frames)
         return type(self)(self.points, turned, torch.where(away, -self.curvatures.flip(1), self.curvatures))
 
@@ -68,7 +71,7 @@ def from_shape_operator(points: Tensor, normals: Tensor, tangents: Tensor, shape
 
     With the mean s = (s11 + s22) / 2 and the deviator d = (s11 - s22) / 2, k = s +- hypot(d, s12), and t1 is at the
     angle atan2(s12, d) / 2 from the first tangent: exact to rounding in |S|, whatever the angle. Where k1 = k2 up to
-    rounding (umbilics) the angle is arbitrary, and the frame as orthonormal as elsewhere.
+    rounding (umbilics) the angle is arbitrary; the frame is still orthonormal.
     """
     s11, s12, s22 = shape.unbind(1)
     mean, deviator = (s11 + s22) / 2, (s11 - s22) / 2
@@ -88,11 +91,11 @@ def from_fundamental_forms(points: Tensor, normals: Tensor, tangents: Tensor, se
     the tangents, G = J'J, and the shape operator in the parameters G^-1 B. In orthonormal tangents E with J = E A
     (G = A'A) that is the symmetric matrix S = A^-T B A^-1.
     """
-    basis = tangent_frames(normals)[:, :2]
+    basis = tangent_basis(normals)
     a, b, c, d = torch.einsum("mic,mjc->mij", basis, tangents).flatten(1).unbind(1)  # A = [[a, b], [c, d]]
     determinant = a * d - b * c
     tiny = torch.finfo(points.dtype).tiny ** 0.5
-    # Where the parametrisation is singular there is no curvature to be had, but numbers are finite.
+    # Where the parametrisation is singular the curvature is undefined: the numbers are finite and mean nothing.
     inverse = 1 / torch.where(determinant.abs() < tiny, tiny, determinant)
     b11, b12, b22 = second.unbind(1)
     s11 = d * d * b11 - 2 * c * d * b12 + c * c * b22
@@ -110,7 +113,7 @@ def from_level_set(points: Tensor, gradient: Tensor, hessian: Tensor) -> Surface
     """
     length = dot(gradient, gradient).sqrt().clamp_min(torch.finfo(points.dtype).tiny)
     normals = unit(gradient)
-    basis = tangent_frames(normals)[:, :2]
+    basis = tangent_basis(normals)
     shape = torch.einsum("mac,mcd,mbd->mab", basis, hessian / length[:, None, None], basis)
     entries = [shape[:, 0, 0], 0.5 * (shape[:, 0, 1] + shape[:, 1, 0]), shape[:, 1, 1]]
     return from_shape_operator(points, normals, basis, torch.nan_to_num(torch.stack(entries, 1)))
@@ -121,8 +124,8 @@ def from_jets(points: Tensor, jets: Jets, index: Tensor, feet: Tensor) -> Surfac
     """Features at feet (m, 3) on the jets index (m,), reported for the given points (m, 3).
 
     The graph (a, b, h(a, b)) has tangents (1, 0, h_a), (0, 1, h_b), the normal (-h_a, -h_b, 1) / w with
-    w = sqrt(1 + h_a^2 + h_b^2), and B_ij = -h_ij / w; derivatives of h in coordinates that are divided by the jet's
-    scale are those in lengths for the first, and scale times them for the second.
+    w = sqrt(1 + h_a^2 + h_b^2), and B_ij = -h_ij / w. Coordinates and heights of a jet are divided by its scale: first
+    derivatives are the same as in units of length, second derivatives are `scale` times as large.
     """
     frame, scale = jets.frames[index], jets.scale[index]
     local = torch.einsum("mic,mc->mi", frame, feet - jets.centres[index]) / scale[:, None]
@@ -140,16 +143,16 @@ def from_jets(points: Tensor, jets: Jets, index: Tensor, feet: Tensor) -> Surfac
 def from_samples(points: Tensor, normals: Tensor, component: Tensor, slopes: bool) -> SurfaceFeatures:
     """Features at samples (m, 3) of a surface from quadrics fitted to the 16 nearest of the same component (m,).
 
-    slopes: whether the normals (m, 3) are accurate enough, to second order in the spacing, to be fitted besides the
-    positions. Samples at the same place count once, with their mean normal. First order in the spacing, second where
-    the neighbourhoods are symmetric.
+    slopes: whether the normals (m, 3) are fitted besides the positions; they must be accurate to second order in the
+    spacing. Samples at the same position count once, with their mean normal. The curvatures are of first order in the
+    spacing, of second order where the neighbourhoods are symmetric.
     """
-    placed = torch.cat([points, component[:, None].to(points)], 1)
-    distinct, which = torch.unique(placed, dim=0, return_inverse=True)
+    labelled = torch.cat([points, component[:, None].to(points)], 1)
+    distinct, which = torch.unique(labelled, dim=0, return_inverse=True)
     total = torch.zeros_like(distinct[:, :3]).index_add_(0, which, normals)
-    # Faces folded onto each other leave no normal, and any will do.
+    # The normals of faces folded onto each other cancel: any normal will do.
     total[:, 2] += (total == 0).all(1)
-    places, owner = distinct[:, :3].contiguous(), distinct[:, 3].long()
-    near, _ = PieceTrees(places, owner).query(places, owner, min(NEIGHBOURS, len(places)))
-    jets = fit_jets(places, unit(total), near, 2, slopes=slopes)
+    positions, piece = distinct[:, :3].contiguous(), distinct[:, 3].long()
+    near, _ = PieceTrees(positions, piece).query(positions, piece, min(QUADRIC_NEIGHBOURS, len(distinct)))
+    jets = fit_jets(positions, unit(total), near, 2, slopes=slopes)
     return from_jets(points, jets, which, jets.centres[which]).facing(normals)

@@ -4,10 +4,10 @@ Around a sample p with normal n and tangents t1, t2 the surface is the graph of 
 
     a t1 + b t2 + h(a, b) n,    h(a, b) = sum_{i + j <= q} c_ij a^i b^j,
 
-in coordinates around p divided by the neighbourhood radius r. Neighbours give heights, and their normals
-m, where used, slopes: dh/da = -m.t1 / m.n and dh/db = -m.t2 / m.n. Degree q is accurate to r^(q+1) in
-position and r^q in the normal. After Cazals and Pouget (2005), "Estimating differential quantities using
-polynomial fitting of osculating jets". Jets have the gradients of the samples, neighbours held fixed.
+in coordinates around p divided by the neighbourhood radius r. Neighbours give heights. Their normals m, where they are
+used, give slopes: dh/da = -m.t1 / m.n and dh/db = -m.t2 / m.n. A jet of degree q is accurate to r^(q+1) in position and
+to r^q in the normal. After Cazals and Pouget (2005), "Estimating differential quantities using polynomial fitting of
+osculating jets". Jets have the gradients of the samples; which samples are neighbours is held fixed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,25 @@ from torch import Tensor
 
 from lamina.device import by_kernel
 from lamina.fits.polynomials import coefficient_count, derivatives, monomials
-from lamina.search.neighbours import tangent_frames
+from lamina.geometry.frames import tangent_frames
 
-MAX_ENTRIES = {"cpu": 2**18, "cuda": 2**25}  # of one chunk's design matrix
-SHEET_OFF, SHEET_ON = 0.1, 0.6  # n_i . n_j at which a neighbour counts not at all, and fully
-SMALLEST_PIVOT = 1e-11  # of the equilibrated Gram matrix; below, the samples do not determine the jet
-WILDEST = 1.5  # sum of |c_ij| over i + j >= 2: beyond, the height varies by more than the radius
-TRUST_NEIGHBOUR, TRUST = 8, 1.75  # how far from its sample a foot may lie: that many times that neighbour
-WIDEST_BY_KERNEL = 256  # neighbours
+MAX_DESIGN_ENTRIES = {"cpu": 2**18, "cuda": 2**25}  # entries of the design matrices of one batch
+# Weight of a neighbour by the cosine of the angle between its normal and that of the sample: none up to the first
+# cosine, full from the second on. A neighbour turned by 84 degrees or more is on another sheet or face; one turned by
+# less than 53 degrees may be on the same curved surface. Both were chosen by trial.
+ZERO_WEIGHT_COSINE, FULL_WEIGHT_COSINE = 0.1, 0.6
+# The samples do not determine a jet if a pivot of its Gram matrix, scaled to a diagonal of ones, is not above this
+# share: then a lower degree is fitted. It lies well above the rounding of float64 (2e-16).
+MIN_PIVOT = 1e-11
+# A jet is rejected, and a lower degree is fitted, if the sum of |c_ij| over i + j >= 2 is larger than this: its height
+# then varies by more than the radius of its neighbourhood, which no smooth surface does.
+MAX_CURVED_COEFFICIENTS = 1.5
+# A foot may lie at most this many times as far from the sample of its jet as the neighbour of this number does. Over
+# half that distance feet would be cut short between samples; over twice that distance a jet would be used where
+# samples beside it know better.
+REACH_NEIGHBOUR, REACH_OVER_NEIGHBOUR = 8, 1.75
+MAX_REACH = 1.25  # but not farther than this many radii of its neighbourhood, beyond which there are no samples
+MAX_KERNEL_NEIGHBOURS = 256  # the Triton kernel holds all neighbours of a sample at once; with more, torch is used
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Jets:
         return Jets(self.degree, **{key: v.detach() for key, v in vars(self).items() if key != "degree"})
 
     def moving_as(self, other: Jets) -> Jets:
-        """These jets with the gradients of other ones around the same samples."""
+        """These jets with the gradients of other jets around the same samples."""
 
         def moving(key: str) -> Tensor:
             mine, theirs = getattr(self, key), getattr(other, key)
@@ -70,7 +81,7 @@ class Jets:
         return Jets(self.degree, **{key: v.index_select(0, rows) for key, v in vars(self).items() if key != "degree"})
 
     def replaced(self, rows: Tensor, others: Jets) -> Jets:
-        """These jets with others in the given rows; of the higher of the two degrees."""
+        """These jets, with other ones in the given rows. Their degree is the higher of the two."""
         degree = max(self.degree, others.degree)
         values = {}
         for key in (f.name for f in fields(self) if f.name != "degree"):
@@ -97,18 +108,19 @@ def fit_jets(
 ) -> Jets:
     """Fit a jet of given degree to each row of neighbours, by weighted least squares.
 
-    points, normals (n, 3): the samples. index (m, k) int64: neighbours, nearest first, the first the sample
-    itself. centres, directions (m, 3): where the frames stand, default that first sample and its normal.
+    points, normals (n, 3): the samples.
+    index (m, k) int64: neighbours, nearest first; the first is the sample itself.
+    centres, directions (m, 3): origins and normals of the frames; by default those of the first sample.
     slopes: whether neighbours' normals are fitted besides their positions.
 
-    Weights are (1 - d^2 / r^2)^2, times a factor that falls from 1 to 0 as a neighbour's normal turns away,
-    so that another sheet or the far side of a sharp edge has no say. Computed in float64 by normal equations
-    (equilibrated, in scaled coordinates); where samples do not determine the polynomial, or it swings by more
-    than the radius, a lower degree is taken, down to a constant.
+    Weights are (1 - d^2 / r^2)^2, times a factor that falls from 1 to 0 as a neighbour's normal turns away, so that
+    another sheet or the far side of a sharp edge does not count. The normal equations are solved in float64, in scaled
+    coordinates and with a diagonal of ones. Where samples do not determine the polynomial, or where it varies by more
+    than the radius, a lower degree is fitted, down to a constant.
     """
     first = index[:, 0]
     if centres is None and directions is None and _kernel_fits(points, normals, index):
-        from lamina.fits.fit_kernel import fit
+        from lamina.fits.jets_kernel import fit
 
         found = fit(points, normals, index, degree, slopes=slopes, left=False)
         return Jets(degree, points[first], *(v.to(points.dtype) for v in found[:5]))
@@ -117,10 +129,11 @@ def fit_jets(
     size = index.shape[1] * coefficient_count(degree)
     rows = torch.arange(len(index), device=index.device)
     parts = []
-    for chunk in rows.split(max(1, MAX_ENTRIES[points.device.type] // size)):
-        patch = _Patch.of(Surroundings.of(points, normals, index[chunk], centres[chunk], directions[chunk]))
-        columns, gram, right = patch.equations(degree, slopes)
-        parts.append(patch.fitted(columns, _solve(gram, right, degree)))
+    for chunk in rows.split(max(1, MAX_DESIGN_ENTRIES[points.device.type] // size)):
+        around = Neighbourhoods.of(points, normals, index[chunk], centres[chunk], directions[chunk])
+        least_squares = _WeightedFit.of(around)
+        columns, gram, right = least_squares.equations(degree, slopes)
+        parts.append(least_squares.fitted(columns, _solve(gram, right, degree)))
     return Jets(degree, centres, *(torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True)))
 
 
@@ -128,22 +141,24 @@ def fit_jets(
 def fit_and_predict(
     points: Tensor, normals: Tensor, index: Tensor, degree: int, *, slopes: bool = True
 ) -> tuple[Jets, Tensor]:
-    """Jets as fit_jets makes them, without gradients, and what their height (m,) over the samples would be if these
-    were left out; infinite where no neighbour counts."""
+    """Jets as fit_jets makes them, without gradients, and the height (m,) over each sample of the jet fitted without
+    it; infinite where no neighbour counts."""
     if _kernel_fits(points, normals, index):
-        from lamina.fits.fit_kernel import fit
+        from lamina.fits.jets_kernel import fit
 
         *found, height = (v.to(points.dtype) for v in fit(points, normals, index, degree, slopes=slopes))
         return Jets(degree, points[index[:, 0]], *found), height
     parts = []
-    for near in index.split(max(1, MAX_ENTRIES[points.device.type] // (index.shape[1] * coefficient_count(degree)))):
-        patch = _Patch.of(Surroundings.of(points, normals, near))
-        columns, gram, right = patch.without_first().equations(degree, slopes)
+    size = index.shape[1] * coefficient_count(degree)
+    for near in index.split(max(1, MAX_DESIGN_ENTRIES[points.device.type] // size)):
+        least_squares = _WeightedFit.of(Neighbourhoods.of(points, normals, near))
+        columns, gram, right = least_squares.without_first().equations(degree, slopes)
         without = _solve(gram, right, degree)
-        height = torch.where((without == 0).all(1), torch.inf, without[:, 0] * patch.scale)
-        # At its own sample a jet is 1, and so are the slopes of its linear terms: nothing else of it changes.
-        gram.diagonal(dim1=1, dim2=2)[:, : 3 if slopes else 1] += patch.weight[:, :1]
-        parts.append((*patch.fitted(columns, _solve(gram, right, degree)), height))
+        height = torch.where((without == 0).all(1), torch.inf, without[:, 0] * least_squares.scale)
+        # At the sample itself a = b = 0: only the monomial 1, and the slopes of the linear ones, differ from zero.
+        # The first neighbour therefore adds its weight to these diagonal entries alone.
+        gram.diagonal(dim1=1, dim2=2)[:, : 3 if slopes else 1] += least_squares.weight[:, :1]
+        parts.append((*least_squares.fitted(columns, _solve(gram, right, degree)), height))
     frame, coefficients, scale, reach, residual, height = (
         torch.cat(part).to(points.dtype) for part in zip(*parts, strict=True)
     )
@@ -151,32 +166,32 @@ def fit_and_predict(
 
 
 def _kernel_fits(points: Tensor, normals: Tensor, index: Tensor) -> bool:
-    """Whether jets are fitted by the kernel: it holds the neighbours index (m, k) of a sample all at once."""
-    return len(index) > 0 and index.shape[1] <= WIDEST_BY_KERNEL and by_kernel(points, normals)
+    """Whether the kernel fits jets to the neighbours index (m, k)."""
+    return len(index) > 0 and index.shape[1] <= MAX_KERNEL_NEIGHBOURS and by_kernel(points, normals)
 
 
 @torch.no_grad()
 def predict(points: Tensor, normals: Tensor, index: Tensor, degree: int, slopes: bool) -> tuple[Tensor, Tensor]:
-    """Height (m,) over the samples index[:, 0] of jets fitted to the others, and their scale (m,)."""
+    """Height (m,) over the samples index[:, 0] of jets fitted to the others of each row, and their scale (m,)."""
     if _kernel_fits(points, normals, index):
-        from lamina.fits.fit_kernel import fit
+        from lamina.fits.jets_kernel import fit
 
         _, _, scale, _, _, height = fit(points, normals, index, degree, slopes=slopes, whole=False)
         return height, scale
     k = index.shape[1]
-    blocks = index.split(max(1, MAX_ENTRIES[index.device.type] // k))
-    parts = [Surroundings.of(points, normals, block).predict(k, degree, slopes) for block in blocks]
+    blocks = index.split(max(1, MAX_DESIGN_ENTRIES[index.device.type] // k))
+    parts = [Neighbourhoods.of(points, normals, block).predict(k, degree, slopes) for block in blocks]
     height, scale = (torch.cat(part) for part in zip(*parts, strict=True))
     return height, scale
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """k neighbours of m centres, nearest first, in the frames of these; in float64 and units of length."""
+class Neighbourhoods:
+    """The k nearest neighbours of m centres, nearest first, in the frames of the centres; in float64."""
 
     frame: Tensor  # (m, 3, 3) rows t1, t2, n
-    square: Tensor  # (m, k) squared distances
-    local: Tensor  # (m, 3, k) places; products are faster with neighbours next to each other
+    square: Tensor  # (m, k) squared distances in units of length, as the positions
+    local: Tensor  # (m, 3, k) positions; products are faster with neighbours next to each other in memory
     turned: Tensor  # (m, 3, k) normals
 
     @classmethod
@@ -187,9 +202,9 @@ class Surroundings:
         index: Tensor,
         centres: Tensor | None = None,
         directions: Tensor | None = None,
-    ) -> Surroundings:
-        """Of samples (n, 3): neighbours index (m, k) of centres (m, 3), which have directions (m, 3), default the first
-        of these samples and its normal."""
+    ) -> Neighbourhoods:
+        """Neighbours index (m, k) among samples (n, 3) of centres (m, 3) with normals directions (m, 3); by default the
+        first neighbour and its normal."""
         near, looks = points[index].double(), normals[index].double()
         frame = tangent_frames(looks[:, 0] if directions is None else directions.double())
         offset = (near - (near[:, :1] if centres is None else centres.double()[:, None])).transpose(1, 2).contiguous()
@@ -197,21 +212,21 @@ class Surroundings:
 
     @torch.no_grad()
     def predict(self, k: int, degree: int, slopes: bool) -> tuple[Tensor, Tensor]:
-        """Height (m,) over their centres of jets that are fitted to the k nearest but the first, and their scale."""
+        """Height (m,) over the centres of jets fitted to the k nearest without the first; their scale (m,)."""
         parts = []
-        size = max(1, MAX_ENTRIES[self.square.device.type] // (k * coefficient_count(degree)))
+        size = max(1, MAX_DESIGN_ENTRIES[self.square.device.type] // (k * coefficient_count(degree)))
         for i in range(0, len(self.square), size):
             near = (v[i : i + size, ..., :k] for v in (self.square, self.local, self.turned))
-            patch = _Patch.of(Surroundings(self.frame[i : i + size], *near))
-            _, gram, right = patch.without_first().equations(degree, slopes)
-            parts.append((_solve(gram, right, degree)[:, 0] * patch.scale, patch.scale))
+            least_squares = _WeightedFit.of(Neighbourhoods(self.frame[i : i + size], *near))
+            _, gram, right = least_squares.without_first().equations(degree, slopes)
+            parts.append((_solve(gram, right, degree)[:, 0] * least_squares.scale, least_squares.scale))
         height, scale = (torch.cat(part) for part in zip(*parts, strict=True))
         return height, scale
 
 
 @dataclass(frozen=True)
-class _Patch:
-    """Neighbours to which jets are fitted: coordinates divided by `scale`, and weights."""
+class _WeightedFit:
+    """Weighted least squares for jets: neighbours in coordinates divided by `scale`, and their weights."""
 
     frame: Tensor  # (m, 3, 3)
     scale: Tensor  # (m,) distance of the farthest neighbour
@@ -221,15 +236,16 @@ class _Patch:
     weight: Tensor  # (m, k)
 
     @classmethod
-    def of(cls, around: Surroundings) -> _Patch:
+    def of(cls, around: Neighbourhoods) -> _WeightedFit:
         square, turned = around.square, around.turned
         widest = square.amax(1).clamp_min(1e-300)
         scale = widest.sqrt()
         weight = (1 - square / widest[:, None]).clamp_min(0) ** 2
-        weight = weight * ((turned[:, 2] - SHEET_OFF) / (SHEET_ON - SHEET_OFF)).clamp(0, 1) ** 2
+        facing = (turned[:, 2] - ZERO_WEIGHT_COSINE) / (FULL_WEIGHT_COSINE - ZERO_WEIGHT_COSINE)
+        weight = weight * facing.clamp(0, 1) ** 2
         return cls(around.frame, scale, square, around.local / scale[:, None, None], turned, weight)
 
-    def without_first(self) -> _Patch:
+    def without_first(self) -> _WeightedFit:
         return replace(self, weight=torch.nn.functional.pad(self.weight[:, 1:], (1, 0)))
 
     def equations(self, degree: int, slopes: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,27 +253,28 @@ class _Patch:
         columns = monomials(self.local[:, 0], self.local[:, 1], degree)
         values = [columns, self.local[:, 2:]]
         if slopes:
-            values.append(self.turned[:, :2] / self.turned[:, 2:].clamp_min(SHEET_OFF))
+            values.append(self.turned[:, :2] / self.turned[:, 2:].clamp_min(ZERO_WEIGHT_COSINE))
         c = columns.shape[1]
         sums = columns @ (torch.cat(values, 1) * self.weight[:, None]).transpose(1, 2)  # (m, c, c + 1 or c + 3)
         gram, right = sums[..., :c], sums[..., c : c + 1]
         return columns, *(_with_slopes(gram, right, sums[..., c + 1 :], degree) if slopes else (gram, right))
 
     def fitted(self, columns: Tensor, coefficients: Tensor) -> tuple[Tensor, ...]:
-        """Frames, coefficients, scale, reach and residual of jets."""
-        with torch.no_grad():  # figures to report
+        """Frames, coefficients, scale, reach and residual of the jets, as in `Jets`."""
+        with torch.no_grad():  # these are reported, not differentiated
             missed = (coefficients[:, None] @ columns)[:, 0] - self.local[:, 2]
             residual = ((self.weight * missed**2).sum(1) / self.weight.sum(1).clamp_min(1e-300)).sqrt() * self.scale
-            trusted = self.square[:, min(TRUST_NEIGHBOUR, self.square.shape[1] - 1)].sqrt()
-            reach = (TRUST * trusted / self.scale).clamp(max=1.25)
+            trusted = self.square[:, min(REACH_NEIGHBOUR, self.square.shape[1] - 1)].sqrt()
+            reach = (REACH_OVER_NEIGHBOUR * trusted / self.scale).clamp(max=MAX_REACH)
         return self.frame, coefficients, self.scale, reach, residual
 
 
 def _with_slopes(gram: Tensor, right: Tensor, slopes: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     """Normal equations (m, c, c) and (m, c, 1) with slopes fitted besides heights, with the same weights.
 
-    With monomials c_p and weights w: gram = sum w c_p c_q, slopes (m, c, 2) = sum w c_p times a neighbour's -dh/da and
-    -dh/db. The derivative of c_p is f_p c_p', and so the sums of the products of derivatives are f_p f_q gram_p'q'.
+    For monomials c_p and weights w: gram = sum w c_p c_q, and slopes (m, c, 2) is the sum of w c_p times a neighbour's
+    -dh/da and -dh/db. The derivative of c_p is f_p c_p' with another monomial c_p', so the sums of the products of
+    derivatives are f_p f_q gram_p'q'.
     """
     count = gram.shape[1]
     before, factor = derivatives(degree, gram.device)
@@ -271,7 +288,7 @@ def _with_slopes(gram: Tensor, right: Tensor, slopes: Tensor, degree: int) -> tu
 
 
 def _solve(gram: Tensor, right: Tensor, degree: int) -> Tensor:
-    """Coefficients (m, c), of the highest degree that each system determines; zero above it."""
+    """Coefficients (m, c) of the highest degree that each system determines; those of higher degrees are zero."""
     solution, todo = torch.zeros_like(right[..., 0]), None
     for q in range(degree, -1, -1):
         # Monomials are ordered by degree, so the system of a lower degree is the leading block.
@@ -284,7 +301,7 @@ def _solve(gram: Tensor, right: Tensor, degree: int) -> Tensor:
             lower, failed = torch.linalg.cholesky_ex(balanced)
             pivots = lower.diagonal(dim1=1, dim2=2).square().amin(1)
             found = (_solve_lower(lower, wanted) * balance)[..., 0]
-            good = (failed == 0) & (pivots > SMALLEST_PIVOT) & (found[:, 3:].abs().sum(1) <= WILDEST)
+            good = (failed == 0) & (pivots > MIN_PIVOT) & (found[:, 3:].abs().sum(1) <= MAX_CURVED_COEFFICIENTS)
             rows = good.nonzero()[:, 0]
         every = todo is None and len(rows) == len(good)
         if gram.requires_grad:
@@ -301,7 +318,7 @@ def _solve(gram: Tensor, right: Tensor, degree: int) -> Tensor:
 
 
 def _solve_lower(lower: Tensor, right: Tensor) -> Tensor:
-    """Solution (m, c, 1) of L L^T x = right; anything where L is not regular."""
+    """Solution (m, c, 1) of L L^T x = right; arbitrary where L is not regular."""
     if lower.device.type == "cpu":
         return torch.cholesky_solve(right, lower)
     # Two batched substitutions take a third of the time of torch.cholesky_solve on a GPU.

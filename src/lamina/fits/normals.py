@@ -1,4 +1,4 @@
-"""Normals of a bare point cloud: directions from local principal components, signs from a spanning tree."""
+"""Normals of a bare point cloud: directions from local principal components, signs from a spanning forest."""
 
 from __future__ import annotations
 
@@ -12,15 +12,34 @@ from lamina.geometry.triangles import dot
 from lamina.search.neighbours import PointTree, k_nearest
 from lamina.search.winding import WindingTree
 
-START_NEIGHBOURS, MOST_NEIGHBOURS = 24, 192
-EIGEN_BATCH = 2**15  # matrices
-FLAT = 0.1  # height over width of a neighbourhood above which noise is suspected
-TREE_NEIGHBOURS = 12
-CLEAR = 0.9  # of two neighbours that agree beyond doubt
-TILTED = 0.5  # usual |d . n| between neighbours at which noise decides it, and mirroring says nothing
-PROBES, OFF = 64, 2.0  # places about which winding numbers are taken, so many usual distances off the surface
-SURE = 0.2  # of a sum of winding numbers that is 1 on a closed surface and 0 on a flat one
-FEWEST_WOUND = 20  # samples of a piece for which winding numbers mean something
+# Neighbours to which a plane is fitted: at first, and at most where noise needs more. Fewer follow noise, more average
+# over curvature. A small cloud uses a quarter of its points, but at least the third number.
+FIRST_PLANE_NEIGHBOURS, MAX_PLANE_NEIGHBOURS, MIN_PLANE_NEIGHBOURS = 24, 192, 6
+EIGEN_BATCH = 2**15  # matrices decomposed at a time
+COVARIANCE_BATCH = 2**20  # neighbours whose covariances are summed at a time
+# Neighbourhoods are doubled while their height over width (median of the square root of the two smallest eigenvalues'
+# ratio) is above the first number, where noise is suspected, and falls to at most the second share of what it was. If
+# noise makes them thick it falls to a half; if curvature does, it doubles.
+MAX_FLAT_THICKNESS, MAX_THICKNESS_SHARE = 0.1, 0.8
+# Neighbours of each point in the graph along which signs spread. Fewer leave it in pieces, more link opposite sheets.
+ORIENTATION_NEIGHBOURS = 12
+# Two neighbours agree clearly if the absolute value of their agreement is above this: patches grow along such pairs
+# only.
+MIN_CLEAR_AGREEMENT = 0.9
+# Mirroring a normal uses the line d between two points, which noise tilts. It counts less the larger the root of the
+# median of |d . n_i||d . n_j| is, and not at all from this value on.
+MAX_LINE_TILT = 0.5
+# Winding numbers are taken on both sides of this many points of a piece, at this many spacings from it: nearer, single
+# points count too much; farther, other parts of the surface are near.
+WINDING_PROBES, PROBE_DISTANCE = 64, 2.0
+# The winding numbers decide the side of a piece if the absolute value of their mean sum is above this; the sum is 1 or
+# -1 on a closed surface and 0 on a flat one. Otherwise its outermost points decide.
+MIN_CLEAR_WINDING = 0.2
+# A piece with fewer points than this has no meaningful winding numbers.
+MIN_WINDING_POINTS = 20
+# Normals have mixed signs if more than this share of the pairs of near neighbours lie side by side, |d . n| below the
+# second number times |d|, and have opposite normals. Random signs give a half, oriented normals almost none.
+MAX_OPPOSITE_SHARE, MAX_BESIDE_SLOPE = 0.2, 0.3
 
 
 def pca_normals(points: Tensor, k: int | None = None) -> Tensor:
@@ -28,30 +47,32 @@ def pca_normals(points: Tensor, k: int | None = None) -> Tensor:
 
     The eigenvector of the smallest eigenvalue of sum_j w_j (p_j - mean)(p_j - mean)^T (Hoppe et al. 1992), with the
     weights w_j = (1 - d_j^2 / r^2)^2 of the distance d_j and the radius r of the neighbourhood.
-    k None: 24 (a quarter of a small cloud), and without weights doubled up to 192 while neighbourhoods are thick
-    (height over width above 0.1) and become flatter by growing, as they do when it is noise and not curvature.
+    With k = None there are 24 neighbours (a quarter of a small cloud). Their number is doubled up to 192, without
+    weights, while neighbourhoods are thick (height over width above 0.1) and become flatter by growing, as they do
+    under noise but not where the surface is curved.
     """
     tree = PointTree(points)
     if k is not None:
-        return _least(_covariances(points, *tree.query(points, min(k, len(points))), weighted=True)).to(points.dtype)
-    start = k = min(START_NEIGHBOURS, max(6, len(points) // 4))
+        near = tree.query(points, min(k, len(points)))
+        return _smallest_directions(_covariances(points, *near, weighted=True)).to(points.dtype)
+    start = k = min(FIRST_PLANE_NEIGHBOURS, max(MIN_PLANE_NEIGHBOURS, len(points) // 4))
     near = tree.query(points, min(k, len(points)))
     chosen = _covariances(points, *near, weighted=False)
     thickness = _thickness(chosen)
-    while thickness > FLAT and 2 * k <= min(MOST_NEIGHBOURS, len(points) // 4):
+    while thickness > MAX_FLAT_THICKNESS and 2 * k <= min(MAX_PLANE_NEIGHBOURS, len(points) // 4):
         wider = _covariances(points, *tree.query(points, 2 * k), weighted=False)
         thinner = _thickness(wider)
-        if thinner > 0.8 * thickness:  # noise would shrink by a half, curvature would double
+        if thinner > MAX_THICKNESS_SHARE * thickness:
             break
         chosen, thickness, k = wider, thinner, 2 * k
-    return _least(chosen if k > start else _covariances(points, *near, weighted=True)).to(points.dtype)
+    return _smallest_directions(chosen if k > start else _covariances(points, *near, weighted=True)).to(points.dtype)
 
 
 def _covariances(points: Tensor, index: Tensor, distance: Tensor, weighted: bool) -> Tensor:
-    """Of neighbourhoods with the given index (n, k) and distances, (n, 3, 3) float64: float32 would lose the small
-    eigenvalue of flat ones."""
+    """Covariances (n, 3, 3) of neighbourhoods with the given index (n, k) and distances (n, k), in float64: float32
+    would lose the small eigenvalue of flat neighbourhoods."""
     found = []
-    size = max(1, 2**20 // index.shape[1])
+    size = max(1, COVARIANCE_BATCH // index.shape[1])
     for rows, away in zip(index.split(size), distance.split(size), strict=True):
         near = points.index_select(0, rows.reshape(-1)).reshape(*rows.shape, 3)
         if weighted:
@@ -65,38 +86,40 @@ def _covariances(points: Tensor, index: Tensor, distance: Tensor, weighted: bool
 
 
 def _thickness(covariances: Tensor) -> float:
-    """Median over points of height / width of the neighbourhood."""
+    """Median over points of the height of a neighbourhood over its width."""
     values = torch.cat([torch.linalg.eigvalsh(part) for part in covariances.split(EIGEN_BATCH)])
     return float((values[:, 0].clamp_min(0) / values[:, 1].clamp_min(1e-300)).sqrt().median())
 
 
-def _least(covariances: Tensor) -> Tensor:
+def _smallest_directions(covariances: Tensor) -> Tensor:
     """The directions (n, 3) of least variance."""
     return torch.cat([torch.linalg.eigh(part).eigenvectors[..., 0] for part in covariances.split(EIGEN_BATCH)])
 
 
 def orient_normals(
-    points: Tensor, normals: Tensor, k: int = TREE_NEIGHBOURS, *, viewpoint: Tensor | None = None
+    points: Tensor, normals: Tensor, k: int = ORIENTATION_NEIGHBOURS, *, viewpoint: Tensor | None = None
 ) -> Tensor:
     """The normals (n, 3) with signs that agree between neighbours and point outwards.
 
-    Two neighbours agree by n_j . (n_i - 2 d (d . n_i)), d the direction from one to the other: n_i mirrored in the
-    plane between them, which is n_j on a circle through both, round an edge and from sheet to sheet. Signs spread
-    along a maximum spanning forest of the k-nearest-neighbour graph, first within patches where neighbours agree
-    clearly (Hoppe et al. 1992, "Surface reconstruction from unorganized points"), then from patch to patch by the
-    sum of what all pairs along their common border say, so that no single pair decides for a patch. Each connected
-    piece then looks outwards as a whole. With a viewpoint (3,) from which all points were seen, patches look there
-    instead. The graph is searched on the CPU, wherever the points are.
+    The agreement of two neighbours is n_j . (n_i - 2 d (d . n_i)) with the unit vector d from one to the other. It
+    compares n_j with n_i mirrored in the plane between the two points; they are equal on a circle through both, also
+    around an edge and between two sheets. Signs spread along a maximum spanning forest of the k-nearest-neighbour
+    graph (Hoppe et al. 1992, "Surface reconstruction from unorganized points"), first within patches whose neighbours
+    agree clearly. Then they spread from patch to patch by the sum of the agreements of all pairs along their common
+    border, so that no single pair decides for a patch. Finally each connected piece is turned outwards as a whole.
+
+    viewpoint (3,): a point from which all points were seen; then patches are turned towards it instead. The graph is
+    searched on the CPU, wherever the points are.
     """
     index, distance = k_nearest(points, min(k + 1, len(points)))
     p, n = points.detach().cpu().double().numpy(), normals.detach().cpu().double().numpy()
     first = np.repeat(np.arange(len(p)), index.shape[1] - 1)
     second = index[:, 1:].reshape(-1).cpu().numpy()
     says = _agreement(p, n, first, second)
-    # Noise tilts the line between two points that lie close together: these say less.
+    # Noise tilts the line between two points that lie close together: such pairs get less weight.
     usual = distance[:, 1:].median(1, keepdim=True).values.clamp_min(1e-300)
     says = says * (distance[:, 1:] / usual).clamp(max=1).reshape(-1).cpu().double().numpy()
-    clear = np.abs(says) > CLEAR
+    clear = np.abs(says) > MIN_CLEAR_AGREEMENT
     sign, patch = _spread(len(p), first[clear], second[clear], says[clear])
     if viewpoint is None:
         a, b, vote = _votes(patch[first], patch[second], says * sign[first] * sign[second])
@@ -113,16 +136,16 @@ def orient_normals(
 
 
 def _agreement(p: np.ndarray, n: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """n_i . n_j - 2 c (d . n_i)(d . n_j) for pairs i, j; c falls from 1 to 0 as noise tilts d."""
+    """n_i . n_j - 2 c (d . n_i)(d . n_j) for pairs i, j; the factor c falls from 1 to 0 as noise tilts d."""
     d = p[second] - p[first]
     d = d / np.maximum(np.linalg.norm(d, axis=1, keepdims=True), np.finfo(p.dtype).tiny)
     across = np.einsum("ij,ij->i", d, n[first]) * np.einsum("ij,ij->i", d, n[second])
-    trust = max(0.0, 1 - float(np.median(np.abs(across))) ** 0.5 / TILTED)
+    trust = max(0.0, 1 - float(np.median(np.abs(across))) ** 0.5 / MAX_LINE_TILT)
     return np.einsum("ij,ij->i", n[first], n[second]) - 2 * trust * across
 
 
 def _votes(first: np.ndarray, second: np.ndarray, says: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of different patches, each once, and the sum of what is said about them."""
+    """Pairs of different patches, each once, and the sum of the agreements between them."""
     apart = first != second
     low, high = np.minimum(first, second)[apart], np.maximum(first, second)[apart]
     count = int(max(first.max(), second.max())) + 1
@@ -131,9 +154,10 @@ def _votes(first: np.ndarray, second: np.ndarray, says: np.ndarray) -> tuple[np.
 
 
 def _spread(count: int, first: np.ndarray, second: np.ndarray, says: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Signs (count,) spread along the forest of edges that say most, +1 at the first node of each piece; and pieces.
+    """Signs (count,), spread along the forest of the edges with the largest |says|; the piece (count,) of each node.
 
-    An edge with says < 0 turns the sign round. An edge given both ways counts with the larger of its values.
+    The first node of each piece has sign +1; an edge with says < 0 changes the sign. Of an edge given in both
+    directions the value with the larger |says| counts.
     """
     strength = np.abs(says)
     # Sparse graphs have no edges of weight zero, so even the clearest edge weighs a little.
@@ -166,9 +190,9 @@ def _spread(count: int, first: np.ndarray, second: np.ndarray, says: np.ndarray)
 
 
 def _outwards(p: np.ndarray, n: np.ndarray, spacing: np.ndarray, piece: np.ndarray) -> np.ndarray:
-    """For each piece +1 or -1: whether its normals look outwards as they are.
+    """For each piece +1 if its normals look outwards, -1 if they look inwards.
 
-    By winding numbers where these are clear, otherwise by the normals at its six outermost points.
+    Winding numbers decide where they are clear, otherwise the normals at the six outermost points of the piece.
     """
     outward = np.zeros(piece.max() + 1)
     for axis in range(3):
@@ -176,35 +200,35 @@ def _outwards(p: np.ndarray, n: np.ndarray, spacing: np.ndarray, piece: np.ndarr
         starts = np.nonzero(np.diff(piece[order], prepend=-1))[0]
         ends = np.append(starts[1:], len(order)) - 1
         outward += n[order[ends], axis] - n[order[starts], axis]
-    for c in np.nonzero(np.bincount(piece) >= FEWEST_WOUND)[0]:
+    for c in np.nonzero(np.bincount(piece) >= MIN_WINDING_POINTS)[0]:
         rows = np.nonzero(piece == c)[0]
         wound = _winding(p[rows], n[rows], spacing[rows])
-        if abs(wound) > SURE:
+        if abs(wound) > MIN_CLEAR_WINDING:
             outward[c] = wound
     return np.where(outward < 0, -1.0, 1.0)
 
 
 def _winding(p: np.ndarray, n: np.ndarray, spacing: np.ndarray) -> float:
-    """Mean of w(x + d n) + w(x - d n) over some of the points: 1 on a closed surface with normals outwards, -1 with
-    normals inwards, near 0 on a flat sheet; its sign tells the convex side of an open one.
+    """Mean of w(x + d n) + w(x - d n) over some of the points, w being the winding number of the cloud.
 
-    w is the winding number of the cloud, each point with the square of the spacing for its area.
+    It is 1 on a closed surface with normals outwards, -1 with normals inwards, and near 0 on a flat sheet. On an open
+    surface its sign tells the convex side. The area of a point is the square of its spacing.
     """
-    some = np.linspace(0, len(p) - 1, min(PROBES, len(p))).astype(np.int64)
-    off = OFF * spacing[some, None] * n[some]
+    some = np.linspace(0, len(p) - 1, min(WINDING_PROBES, len(p))).astype(np.int64)
+    off = PROBE_DISTANCE * spacing[some, None] * n[some]
     tree = WindingTree.of_points(*(torch.from_numpy(v) for v in (p, n, spacing**2)))
     return float(tree(torch.from_numpy(np.concatenate([p[some] + off, p[some] - off]))).sum()) / len(some)
 
 
 def signs_disagree(points: Tensor, normals: Tensor) -> bool:
-    """Whether normals look both ways from one sheet, as estimated ones do before they are oriented.
+    """Whether normals of one sheet look to both sides, as estimated ones do before they are oriented.
 
-    That is, more than a fifth of the pairs of near neighbours have opposite normals though they lie side by
-    side, |d . n| < 0.3 |d|; on two sheets back to back they lie one above the other.
+    This is so if more than a fifth of the pairs of near neighbours have opposite normals although they lie side by
+    side, |d . n| < 0.3 |d|. Neighbours on two sheets back to back lie above each other instead.
     """
     index, _ = k_nearest(points, 5)
     offset = points[index[:, 1:]] - points[:, None]
     above = dot(offset, normals[:, None].expand_as(offset)).abs()
-    beside = above < 0.3 * dot(offset, offset).sqrt()
+    beside = above < MAX_BESIDE_SLOPE * dot(offset, offset).sqrt()
     opposite = dot(normals[:, None], normals[index[:, 1:]]) < 0
-    return float((beside & opposite).double().mean()) > 0.2
+    return float((beside & opposite).double().mean()) > MAX_OPPOSITE_SHARE

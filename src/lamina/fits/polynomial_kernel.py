@@ -8,7 +8,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 @triton.jit
 def height_slopes(C, counted, a, b, DEGREE: tl.constexpr):
-    """h, h_a, h_b at a, b, of coefficients that lie one after the other from C on; zero where they are not counted."""
+    """h, h_a, h_b at a, b of polynomials whose coefficients follow each other from C on; zero where not counted."""
     zero = a * 0
     h, ha, hb = zero, zero, zero
     for s in tl.static_range(DEGREE + 1):
@@ -24,7 +24,7 @@ def height_slopes(C, counted, a, b, DEGREE: tl.constexpr):
 
 @triton.jit
 def height_derivatives(C, counted, a, b, DEGREE: tl.constexpr):
-    """h, h_a, h_b, h_aa, h_ab, h_bb, likewise."""
+    """h, h_a, h_b, h_aa, h_ab, h_bb of the same polynomials."""
     zero = a * 0
     h, ha, hb, haa, hab, hbb = zero, zero, zero, zero, zero, zero
     for s in tl.static_range(DEGREE + 1):

@@ -1,7 +1,7 @@
 """Polynomials h(a, b) = sum_{i + j <= q} c_ij a^i b^j, many at a time: values, derivatives, monomials.
 
-Coefficients and monomials are ordered by i + j, then by j. Horner's rule takes the fewest operations on numbers, and
-126 on tensors at degree 6, which is what counts on a GPU: there monomials are used.
+Coefficients and monomials are ordered by i + j, then by j. Horner's rule takes the fewest operations on numbers, but
+126 operations on tensors at degree 6. On a GPU the number of operations on tensors counts: there monomials are used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 
 def coefficient_count(degree: int) -> int:
+    """Number of coefficients of a polynomial of that degree in two variables."""
     return (degree + 1) * (degree + 2) // 2
 
 
@@ -40,7 +41,7 @@ def _powers(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
 @cache
 @torch.inference_mode(False)
 def derivatives(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which monomial (2, c) that of each monomial is with respect to a and b, and its factor (2, c), zero for none."""
+    """Derivatives of the monomials with respect to a and b: the number (2, c) of a monomial, and its factor (2, c)."""
     before, factor = [], []
     for axis in (0, 1):
         powers = [(total - j, j) for total in range(degree + 1) for j in range(total + 1)]
@@ -71,7 +72,7 @@ def height_derivatives(c: Tensor, a: Tensor, b: Tensor, degree: int) -> Tensor:
 
 
 def height_slopes(c: Tensor, a: Tensor, b: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first three of height_derivatives alone."""
+    """h, h_a and h_b alone, each (n,), with arguments as of height_derivatives."""
     if a.device.type != "cpu":
         return slopes_by_monomials(c, a, b, degree)
     h = ha = hb = torch.zeros_like(a)
@@ -87,7 +88,7 @@ def height_slopes(c: Tensor, a: Tensor, b: Tensor, degree: int) -> tuple[Tensor,
 
 
 def slopes_by_monomials(c: Tensor, a: Tensor, b: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as height_slopes, in few operations."""
+    """The same as height_slopes, in few operations on tensors."""
     M = monomials(a[None], b[None], degree)[0]
     before, factor = derivatives(degree, c.device)
     ha, hb = ((c * f[:, None] * M.index_select(0, p)).sum(0) for p, f in zip(before, factor.to(c.dtype), strict=True))
@@ -95,7 +96,7 @@ def slopes_by_monomials(c: Tensor, a: Tensor, b: Tensor, degree: int) -> tuple[T
 
 
 def derivatives_by_monomials(c: Tensor, degree: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """The same as height_derivatives with c (c, n) given, in few operations: a function of a and b (n,)."""
+    """height_derivatives of the polynomials c (c, n) as a function of a and b (n,), in few operations on tensors."""
     above, factor = _antiderivatives(degree, c.device)
     f = factor.to(c.dtype)[..., None]
     ca, cb = (c.index_select(0, above[axis]) * f[axis] for axis in (0, 1))
@@ -108,8 +109,8 @@ def derivatives_by_monomials(c: Tensor, degree: int) -> Callable[[Tensor, Tensor
 @cache
 @torch.inference_mode(False)
 def _antiderivatives(degree: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which monomial (2, c) has each monomial as its derivative, with respect to a and b, and times what (2, c); zero
-    for none of this degree."""
+    """The monomial (2, c) whose derivative with respect to a or b is each monomial, and the factor (2, c) of that
+    derivative; the factor is zero if there is no such monomial of this degree."""
     before, factor = derivatives(degree, torch.device("cpu"))
     above, times = torch.zeros_like(before), torch.zeros_like(factor)
     for axis in (0, 1):
@@ -120,7 +121,7 @@ def _antiderivatives(degree: int, device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def evaluator(c: Tensor, degree: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """height_derivatives of the polynomials c (c, n), as a function of a and b (n,), the fast way."""
+    """height_derivatives of the polynomials c (c, n) as a function of a and b (n,), in the way that is faster there."""
     if c.device.type != "cpu":
         return derivatives_by_monomials(c, degree)
     return lambda a, b: height_derivatives(c, a, b, degree)

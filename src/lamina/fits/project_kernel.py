@@ -7,23 +7,26 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
+from lamina.fits import project as reference
 from lamina.fits.jets import Jets
 from lamina.fits.polynomial_kernel import height_derivatives
-from lamina.fits.project import NEWTON_STEPS
 from lamina.geometry.vector_kernel import load_vector, store_vector
 
-ROWS = 64  # places at a time
+MIN_CONVEXITY, MIN_DAMPING = tl.constexpr(reference.MIN_CONVEXITY), tl.constexpr(reference.MIN_DAMPING)
+DAMPING_FACTOR, FIRST_DAMPING = tl.constexpr(reference.DAMPING_FACTOR), tl.constexpr(reference.FIRST_DAMPING)
+POINTS_PER_PROGRAM = 64  # points that one program of the kernel projects
 
 
 def project(jets: Jets, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """As project.project, without gradients."""
+    """Closest points and unit normals as `project.project` finds them, without gradients."""
     points, normals = torch.empty_like(x), torch.empty_like(x)
     eps = torch.finfo(x.dtype).eps
     with torch.cuda.device_of(x):
-        _project[(triton.cdiv(len(x), ROWS),)](  # pyright: ignore[reportIndexIssue]
+        _project[(triton.cdiv(len(x), POINTS_PER_PROGRAM),)](  # pyright: ignore[reportIndexIssue]
             x.contiguous(), index.contiguous(), jets.centres.contiguous(), jets.frames.contiguous(),
             jets.coefficients.contiguous(), jets.scale.contiguous(), jets.reach.contiguous(), points, normals,
-            len(x), jets.coefficients.shape[1], jets.degree, NEWTON_STEPS, eps, ROWS, num_warps=2,
+            len(x), jets.coefficients.shape[1], jets.degree, reference.MAX_NEWTON_STEPS, eps, POINTS_PER_PROGRAM,
+            num_warps=2,
         )  # fmt: skip
     return points, normals
 
@@ -52,21 +55,21 @@ def _project(
     while looking:
         h1, ha1, hb1, haa1, hab1, hbb1 = height_derivatives(C, inside, a1, b1, DEGREE)
         closer = (ta - a1) * (ta - a1) + (tb - b1) * (tb - b1) + (tc - h1) * (tc - h1)
-        # Gaps are quadratic in the distance to the minimum: rounding must not refuse the last steps.
+        # The gap is quadratic in the distance to the minimum: rounding must not reject the last steps.
         better = closer <= gap + gap * (16 * EPS)
         moved = (a1 - a) * (a1 - a) + (b1 - b) * (b1 - b)
         a, b, gap = tl.where(better, a1, a), tl.where(better, b1, b), tl.where(better, closer, gap)
         h, ha, hb = tl.where(better, h1, h), tl.where(better, ha1, ha), tl.where(better, hb1, hb)
         haa, hab, hbb = tl.where(better, haa1, haa), tl.where(better, hab1, hab), tl.where(better, hbb1, hbb)
-        relaxed = tl.where(damping > 0.1, damping / 8, 0 * damping)
-        damping = tl.where(better, relaxed, 8 * damping + 0.5)
+        relaxed = tl.where(damping > MIN_DAMPING, damping / DAMPING_FACTOR, 0 * damping)
+        damping = tl.where(better, relaxed, DAMPING_FACTOR * damping + FIRST_DAMPING)
         far = tl.max((inside & (moved > EPS)).to(tl.int32))
         looking = (step == 0) | ((far > 0) & (step < STEPS))
         step += 1
         above = h - tc
         ga, gb = a - ta + above * ha, b - tb + above * hb
         Haa, Hab, Hbb = 1 + ha * ha + above * haa, ha * hb + above * hab, 1 + hb * hb + above * hbb
-        convex = (Haa > 0.05) & (Haa * Hbb - Hab * Hab > 0.05 * Haa)
+        convex = (Haa > MIN_CONVEXITY) & (Haa * Hbb - Hab * Hab > MIN_CONVEXITY * Haa)
         Haa = tl.where(convex, Haa, 1 + ha * ha) + damping
         Hab = tl.where(convex, Hab, ha * hb)
         Hbb = tl.where(convex, Hbb, 1 + hb * hb) + damping
@@ -86,7 +89,7 @@ def _project(
 
 @triton.jit
 def _inside(a, b, reach):
-    """The nearest place in the disc of radius reach."""
+    """The nearest point of the disc of radius reach."""
     size = tl.sqrt(a * a + b * b)
     hold = tl.where(size > reach, reach / size, 1)
     return a * hold, b * hold

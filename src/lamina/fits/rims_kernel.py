@@ -1,4 +1,4 @@
-"""Room for empty discs beside samples as one Triton kernel; `rims.py` is its reference."""
+"""Empty discs beside samples as one Triton kernel; `rims.py` is its reference."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from torch import Tensor
 from lamina.geometry.vector_kernel import frame_around
 from lamina.search import neighbours
 
-LINK_TURN = tl.constexpr(neighbours.LINK_TURN)
+MIN_LINK_COSINE = tl.constexpr(neighbours.MIN_LINK_COSINE)
 
 
-def room(
-    points: Tensor, normals: Tensor, near: Tensor, ray: Tensor, last: int, large: float
+def empty_discs(
+    points: Tensor, normals: Tensor, near: Tensor, ray: Tensor, last: int, factor: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Along which of the rays (r, 2) an empty disc touches the samples near[:, 0] that is wider than the distance
-    (n, 1) of the neighbour `last`, and one that is so many times as large; and this distance."""
+    """Along which of the rays (r, 2) an empty disc with a radius above the distance of the neighbour `last` touches the
+    samples near[:, 0], along which one with a radius above `factor` times that distance does, and that distance (n, 1).
+    """
     (n, k), rays = near.shape, len(ray)
     roomy, wide = (torch.empty(n, rays, dtype=torch.bool, device=points.device) for _ in range(2))
     reach = points.new_empty(n, 1)
     near = near if near.stride(1) == 1 else near.contiguous()
     with torch.cuda.device_of(points):
-        _room[(n,)](  # pyright: ignore[reportIndexIssue]
+        _empty_discs[(n,)](  # pyright: ignore[reportIndexIssue]
             points.contiguous(), normals.contiguous(), near, ray.contiguous(), roomy, wide, reach,
-            near.stride(0), k, last, large, rays, num_warps=1,
+            near.stride(0), k, last, factor, rays, num_warps=1,
         )  # fmt: skip
     return roomy, wide, reach
 
 
 @triton.jit(do_not_specialize=["stride", "k"])
-def _room(
-    POINTS, NORMALS, NEAR, RAY, ROOMY, WIDE, REACH, stride, k, LAST: tl.constexpr, LARGE: tl.constexpr,
+def _empty_discs(
+    POINTS, NORMALS, NEAR, RAY, ROOMY, WIDE, REACH, stride, k, LAST: tl.constexpr, FACTOR: tl.constexpr,
     RAYS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -51,14 +52,14 @@ def _room(
         a, b = ux * x + uy * y + uz * z, vx * x + vy * y + vz * z
         x, y, z = _vector(NORMALS, other)
         square = a * a + b * b
-        counted = (nx * x + ny * y + nz * z > LINK_TURN) & (square > 0)
+        counted = (nx * x + ny * y + nz * z > MIN_LINK_COSINE) & (square > 0)
         scale = tl.where(counted, 2 / tl.where(counted, square, 1), 0)
         nearest = tl.maximum(nearest, tl.max((a * scale)[:, None] * ea + (b * scale)[:, None] * eb, 0))
     x, y, z = _vector(POINTS, tl.load(NEAR + row * stride + LAST))
     reach = tl.sqrt((x - px) * (x - px) + (y - py) * (y - py) + (z - pz) * (z - pz))
     radius = 1 / nearest  # infinite where nothing is near
     tl.store(ROOMY + row * RAYS + r, radius > reach)
-    tl.store(WIDE + row * RAYS + r, radius > LARGE * reach)
+    tl.store(WIDE + row * RAYS + r, radius > FACTOR * reach)
     tl.store(REACH + row, reach)
 
 

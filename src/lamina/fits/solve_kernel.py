@@ -8,8 +8,8 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 @triton.jit
 def solve_symmetric(A, right, count, SIZE: tl.constexpr):
-    """Solution (SIZE,) of the leading count equations of A (SIZE, SIZE) x = right (SIZE,), zero beyond them, and the
-    smallest pivot; A is symmetric and positive definite, and made to have a diagonal of ones first."""
+    """Solution (SIZE,) of the first `count` equations of A (SIZE, SIZE) x = right (SIZE,), zero beyond them, and the
+    smallest pivot. A is symmetric and positive definite; it is first scaled to a diagonal of ones."""
     p = tl.arange(0, SIZE)
     i, j = p[:, None], p[None, :]
     A = tl.where((i < count) & (j < count), A, tl.where(i == j, 1.0, 0.0).to(A.dtype))
@@ -19,7 +19,7 @@ def solve_symmetric(A, right, count, SIZE: tl.constexpr):
     x = tl.where(p < count, right, 0) * balance
     least = tl.max(balance * 0) + 1
     for q in range(count):
-        row = tl.sum(tl.where(i == q, A, 0), 0)  # and column: what is left of A stays symmetric
+        row = tl.sum(tl.where(i == q, A, 0), 0)  # also the column: the part of A that is left stays symmetric
         pivot, value = tl.sum(tl.where(p == q, row, 0)), tl.sum(tl.where(p == q, x, 0))
         least = tl.where(pivot < least, pivot, tl.where(pivot == pivot, least, pivot))  # a NaN stays one
         factor = tl.where(p > q, row, 0) / pivot

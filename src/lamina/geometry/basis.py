@@ -33,13 +33,13 @@ class Basis:
 
     def values(self, t: Tensor) -> Tensor:
         """Values (n, count) at t (n, 3)."""
-        x, y, z = self._line(t).unbind(1)
+        x, y, z = self.polynomials(t).unbind(1)
         return (x[:, :, None, None] * (y[:, :, None] * z[:, None, :])[:, None]).reshape(-1, self.count)
 
     def gradients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The three partial derivatives (n, count) at t (n, 3)."""
-        x, y, z = self._line(t).unbind(1)
-        dx, dy, dz = self._slope(t).unbind(1)
+        x, y, z = self.polynomials(t).unbind(1)
+        dx, dy, dz = self.derivatives(t).unbind(1)
         yz = y[:, :, None] * z[:, None, :]
         xz = x[:, :, None] * z[:, None, :]
         xy = x[:, :, None] * y[:, None, :]
@@ -48,14 +48,14 @@ class Basis:
         along_z = dz[:, None, None, :] * xy[..., None]
         return tuple(d.reshape(-1, self.count) for d in (along_x, along_y, along_z))  # type: ignore[return-value]
 
-    def _line(self, t: Tensor) -> Tensor:
+    def polynomials(self, t: Tensor) -> Tensor:
         """Values (n, 3, degree + 1) of the polynomials along each axis."""
         if self.degree == 1:
             return torch.stack([1 - t, t], -1)
         return torch.stack([(1 - t) * (1 - 2 * t), 4 * t * (1 - t), t * (2 * t - 1)], -1)
 
-    def _slope(self, t: Tensor) -> Tensor:
-        """Their derivatives (n, 3, degree + 1)."""
+    def derivatives(self, t: Tensor) -> Tensor:
+        """The derivatives (n, 3, degree + 1)."""
         if self.degree == 1:
             one = torch.ones_like(t)
             return torch.stack([-one, one], -1)
@@ -75,7 +75,7 @@ class Basis:
 
 
 Q1, Q2 = Basis(1), Basis(2)
-BASES = {1: Q1, 2: Q2}
+BASES = {1: Q1, 2: Q2}  # by degree; the numbering of unknowns and the assembly look their functions up here
 
 
 @lru_cache

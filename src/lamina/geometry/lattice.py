@@ -1,4 +1,4 @@
-"""The Cartesian lattice that bands live on, and the nodes of it near a surface known by its distance."""
+"""The Cartesian lattice, keys of its cells, and its nodes near a surface that is known by its distance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 class Lattice:
     """Nodes x_ijk = origin + spacing * (i, j, k) for all integers i, j, k.
 
-    Lattices of spacing h, 2h, 4h, ... with one origin nest: every coarse node is a fine node.
+    Lattices of spacing h, 2h, 4h, ... with the same origin are nested: every coarse node is a fine node.
     """
 
     origin: Tensor  # (3,)
@@ -25,7 +25,24 @@ class Lattice:
         return self.origin + self.spacing * ijk.to(self.origin.dtype)
 
     def coarsened(self) -> Lattice:
+        """The lattice of twice the spacing."""
         return Lattice(self.origin, 2 * self.spacing)
+
+
+def cell_keys(ijk: tuple[Tensor, ...], shape: Tensor | tuple[int, int, int]) -> Tensor:
+    """One integer (i shape[1] + j) shape[2] + k for each cell or node (i, j, k), given as three tensors.
+
+    Within a box of shape (3,) cells the integers are distinct and increase in the order of (i, j, k). They are linear
+    in (i, j, k), so the same function gives the difference of keys for a difference of cells.
+    """
+    i, j, k = ijk
+    return (i * shape[1] + j) * shape[2] + k
+
+
+def cells_of_keys(key: Tensor, shape: Tensor) -> Tensor:
+    """The cells (..., 3) within the box whose keys (...,) are given."""
+    row, k = torch.div(key, shape[2], rounding_mode="floor"), key % shape[2]
+    return torch.stack([torch.div(row, shape[1], rounding_mode="floor"), row % shape[1], k], -1)
 
 
 # The eight children of a block, and the eight corners of a cell, in the order of the node keys.
@@ -36,7 +53,7 @@ OCTANTS = torch.tensor([[i, j, k] for i in (0, 1) for j in (0, 1) for k in (0, 1
 class Blocks:
     """Cubes of 2^level nodes a side: block b holds the nodes b 2^level ... (b + 1) 2^level - 1.
 
-    `component` says for which connected component of the surface the block is searched.
+    `component` is the connected component of the surface for which the block is searched.
     """
 
     lattice: Lattice
@@ -46,13 +63,13 @@ class Blocks:
 
     @classmethod
     def covering(cls, lattice: Lattice, boxes: Tensor) -> Blocks:
-        """Few large blocks that together cover each of the boxes (c, 2, 3), one box a component."""
+        """A few large blocks that cover each of the boxes (c, 2, 3), one box for each component."""
         extent = float((boxes[:, 1] - boxes[:, 0]).max())
         level = max(0, math.ceil(math.log2(max(extent / lattice.spacing, 1.0))))
         size = lattice.spacing * 2**level
         low = torch.floor((boxes[:, 0] - lattice.origin) / size - 1e-9).long()
         count = torch.floor((boxes[:, 1] - lattice.origin) / size + 1e-9).long() - low + 1
-        corners = OCTANTS.to(low.device)  # a box no longer than a block meets at most two blocks an axis
+        corners = OCTANTS.to(low.device)  # a box no longer than a block meets at most two blocks along each axis
         ijk = low[:, None] + corners[None]
         wanted = (corners[None] < count[:, None]).all(-1)
         component = torch.arange(len(boxes), device=low.device)[:, None].expand_as(wanted)
@@ -79,7 +96,7 @@ class Blocks:
         return self.lattice.origin.new_full((len(self),), radius)
 
     def split(self) -> tuple[Blocks, Tensor]:
-        """The children of all blocks, parent by parent, and how many each parent has."""
+        """The children of all blocks, in the order of their parents, and the number (n,) of children of each."""
         ijk = (2 * self.ijk[:, None] + OCTANTS.to(self.ijk.device)).reshape(-1, 3)
         counts = torch.full_like(self.component, 8)
         return Blocks(self.lattice, self.level - 1, ijk, self.component.repeat_interleave(8)), counts
@@ -91,9 +108,9 @@ class Blocks:
 def nodes_within(lattice: Lattice, bounds: Tensor, radius: float, distance: Callable[[Tensor], Tensor]) -> Tensor:
     """All lattice nodes ijk (n, 3) with distance(x) <= radius.
 
-    `distance` is the unsigned distance to a surface inside bounds (2, 3). Blocks of nodes are split
-    from coarse to fine; since a distance is 1-Lipschitz, a block whose centre is farther from the
-    surface than radius + its own radius holds no node, so the work is proportional to the answer.
+    `distance` is the unsigned distance to a surface inside bounds (2, 3). Blocks of nodes are split from coarse to
+    fine. A distance is 1-Lipschitz, so a block whose centre is farther from the surface than radius plus its own
+    radius contains none of these nodes. The work is proportional to the number of nodes found.
     """
     box = torch.stack([bounds[0] - radius, bounds[1] + radius])
     return nodes_in_blocks(Blocks.covering(lattice, box[None]), radius, lambda x: (distance(x), x))[0]
@@ -102,7 +119,7 @@ def nodes_within(lattice: Lattice, bounds: Tensor, radius: float, distance: Call
 def nodes_in_blocks(
     blocks: Blocks, radius: float, nearest: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """The same of the nodes in blocks, and what `nearest` says of them besides their distance."""
+    """The nodes in blocks within radius, and the second result of `nearest` for them; the first is their distance."""
     while True:
         distance, which = nearest(blocks.centres)
         near = distance <= (radius + blocks.radii) * (1 + 1e-12)
@@ -119,16 +136,13 @@ def blocks_around(lattice: Lattice, points: Tensor, radius: float, level: int) -
     low = home.amin(0)
     shape = home.amax(0) - low + 1
     reach = math.ceil(radius / side)
-    step = torch.arange(-reach, reach + 1)  # on the CPU: the table is small, and its length is looked at
-    # A block that many blocks away, along each axis, has a node no nearer than the gap between the two.
+    step = torch.arange(-reach, reach + 1)  # on the CPU: the table is small, and its length must be known
+    # The nodes of a block that is some steps away along each axis are no nearer than the gap between the two blocks.
     gap = (torch.cartesian_prod(step, step, step).abs() - 1).clamp_min(0)
     offset = torch.cartesian_prod(step, step, step)[(gap**2).sum(1) * side**2 <= (radius * (1 + 1e-9)) ** 2]
     offset = offset.to(points.device)
-    i, j, k = (home - low).unbind(1)
-    used = torch.unique((i * shape[1] + j) * shape[2] + k)
+    used = cells_of_keys(torch.unique(cell_keys((home - low).unbind(1), shape)), shape)
     wide = shape + 2 * reach
-    i, j, k = used // (shape[1] * shape[2]), used // shape[2] % shape[1], used % shape[2]
-    i, j, k = (v[:, None] + o + reach for v, o in zip((i, j, k), offset.unbind(1), strict=True))
-    key = torch.unique((i * wide[1] + j) * wide[2] + k)
-    ijk = torch.stack([key // (wide[1] * wide[2]), key // wide[2] % wide[1], key % wide[2]], 1) + low - reach
-    return Blocks(lattice, level, ijk, torch.zeros_like(key))
+    around = tuple(u[:, None] + o + reach for u, o in zip(used.unbind(1), offset.unbind(1), strict=True))
+    key = torch.unique(cell_keys(around, wide))
+    return Blocks(lattice, level, cells_of_keys(key, wide) + low - reach, torch.zeros_like(key))

@@ -1,7 +1,7 @@
 """Where a function on the nodes of a lattice vanishes: cells cut as six tetrahedra each, by the signs at their corners.
 
-The tetrahedra are Kuhn's, the same in every cell, so that neighbours agree on their common faces and the pieces fit
-together without gaps (Kuhn 1960; marching tetrahedra, Doi and Koide 1991).
+The tetrahedra are Kuhn's, the same in every cell. Neighbouring cells therefore agree on their common faces, and the
+pieces fit together without gaps (Kuhn 1960; marching tetrahedra, Doi and Koide 1991).
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from lamina.geometry.triangles import dot, unit
 # Corners of a cell, as bits (i, j, k) = (4, 2, 1), along the six monotone paths from 000 to 111.
 TETRAHEDRA = torch.tensor([[0, a, a | b, 7] for a in (4, 2, 1) for b in (4, 2, 1) if a != b])  # (6, 4)
 
-# The pieces of a tetrahedron with so many negative corners, these first: each corner of a piece on the edge of a pair.
+# The pieces of a tetrahedron by its number of negative corners, which come first in the order of its corners. Each
+# corner of a piece lies on an edge, given by the two corners of the tetrahedron at its ends.
 _CASES = {
     1: [((0, 1), (0, 2), (0, 3))],
     3: [((0, 3), (1, 3), (2, 3))],
     2: [((0, 2), (0, 3), (1, 3)), ((0, 2), (1, 3), (1, 2))],
 }
+
+# arched_middle divides slopes by the cosine between an end's normal and the mean normal, but by at least this number:
+# normals nearly at a right angle would give huge slopes.
+MIN_ARC_COSINE = 0.2
+# The difference of the slopes at the two ends of an arc counts up to this share of the length of its edge. Larger ones,
+# as beside a crease, come from normals that say nothing about the arc.
+MAX_ARC_SLOPE = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,12 @@ class Pieces:
 
 
 def cut_tetrahedra(corner: Tensor, value: Tensor) -> Pieces:
-    """The pieces in cells with corners (c, 8), nodes in the order of OCTANTS, where value (n,) changes sign."""
+    """The pieces of the zero set of value (n,) in cells whose corners (c, 8) are nodes in the order of OCTANTS."""
     nodes = corner[:, TETRAHEDRA.to(corner.device)].reshape(-1, 4)
     owner = torch.arange(len(corner), device=corner.device).repeat_interleave(6)
     negative = value[nodes] < 0
     count = negative.sum(1)
-    # Negative corners first, in their order: then every case looks alike.
+    # Negative corners come first, in their order: then all tetrahedra of a case are alike.
     order = torch.argsort((~negative).to(torch.int8), dim=1, stable=True)
     nodes = torch.gather(nodes, 1, order)
     edge_nodes, owners = [], []
@@ -60,14 +68,14 @@ def cut_tetrahedra(corner: Tensor, value: Tensor) -> Pieces:
 
 
 def without_pieces_beyond(pieces: Pieces, beyond: Tensor | None) -> Pieces:
-    """Those with a corner that is not beyond (v,) the rim of the surface, which others would be folded onto."""
+    """The pieces without those whose corners all lie beyond (v,) the rim of the surface, onto which they would fold."""
     if beyond is None:
         return pieces
     return pieces.take(~beyond[pieces.triangles].all(1))
 
 
 def distinct_pairs(pairs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The distinct ones (p, 2) of sorted pairs (..., 2) of numbers below count, and which of them (...) each is."""
+    """The distinct pairs (p, 2) among sorted pairs (..., 2) of numbers below count, and the number (...) of each."""
     key, which = torch.unique(pairs[..., 0] * count + pairs[..., 1], return_inverse=True)
     return torch.stack([torch.div(key, count, rounding_mode="floor"), key % count], 1), which
 
@@ -78,8 +86,8 @@ def triangle_edges(triangles: Tensor, vertices: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Clipped:
-    """What is left of triangles on one side: v old vertices, then those on the edges that were cut."""
+class ClippedTriangles:
+    """Parts of triangles on one side, over the v old vertices and new ones on the edges that were cut."""
 
     triangles: Tensor  # (t, 3)
     source: Tensor  # (t,) the triangle each came from
@@ -87,13 +95,13 @@ class Clipped:
     fraction: Tensor  # (w,) where on it
 
 
-def clip(triangles: Tensor, height: Tensor) -> Clipped:
+def clip(triangles: Tensor, height: Tensor) -> ClippedTriangles:
     """The part of triangles (t, 3) where height (v,), linear in each, is positive."""
     above = height[triangles] > 0
     count = above.sum(1)
     rows = torch.arange(len(triangles), device=triangles.device)
     whole, one, two = ((count == n).nonzero()[:, 0] for n in (3, 1, 2))
-    # The corner alone on its side comes first, the others follow in their order round the triangle.
+    # The corner that is alone on its side comes first, the others follow in their order around the triangle.
     alone = torch.where(count == 1, above.long().argmax(1), (~above).long().argmax(1))
     turned = triangles.gather(1, (alone[:, None] + torch.arange(3, device=triangles.device)) % 3)
     a, b, c = turned.unbind(1)
@@ -110,22 +118,23 @@ def clip(triangles: Tensor, height: Tensor) -> Clipped:
         torch.stack([r, c[two], s], 1),
     ]
     f, g = height[ends[:, 0]], height[ends[:, 1]]
-    return Clipped(torch.cat(parts), torch.cat([rows[whole], rows[one], rows[two], rows[two]]), ends, f / (f - g))
+    source = torch.cat([rows[whole], rows[one], rows[two], rows[two]])
+    return ClippedTriangles(torch.cat(parts), source, ends, f / (f - g))
 
 
 @dataclass(frozen=True)
-class Boxed:
-    """Triangles within a box: v old vertices, then those on its sides."""
+class BoxedTriangles:
+    """Parts of triangles within a box, over the v old vertices and new ones on the sides of the box."""
 
     triangles: Tensor  # (t, 3)
     source: Tensor  # (t,) the triangle each came from
     vertices: Tensor  # (v + w, 3)
-    held: Tensor  # (v + w, 3) bool, along which axes a new vertex lies on a side of the box
+    on_side: Tensor  # (v + w, 3) bool, for each axis whether a vertex was put on a side of the box across it
 
 
-def clip_to_box(triangles: Tensor, vertices: Tensor, box: Tensor, margin: float = 0.0) -> Boxed:
+def clip_to_box(triangles: Tensor, vertices: Tensor, box: Tensor, margin: float = 0.0) -> BoxedTriangles:
     """The part of triangles (t, 3) over vertices (v, 3) within the box (2, 3), or up to margin beyond it."""
-    held = torch.zeros_like(vertices, dtype=torch.bool)
+    on_side = torch.zeros_like(vertices, dtype=torch.bool)
     source = torch.arange(len(triangles), device=triangles.device)
     for axis in range(3):
         for side, sign in ((0, 1.0), (1, -1.0)):
@@ -134,22 +143,21 @@ def clip_to_box(triangles: Tensor, vertices: Tensor, box: Tensor, margin: float 
                 continue
             cut = clip(triangles, height)
             a, b = vertices[cut.ends].unbind(1)
-            new, on = torch.lerp(a, b, cut.fraction[:, None]), held[cut.ends].all(1)
+            new, on = torch.lerp(a, b, cut.fraction[:, None]), on_side[cut.ends].all(1)
             new[:, axis], on[:, axis] = box[side, axis], True
             triangles, source = cut.triangles, source[cut.source]
-            vertices, held = torch.cat([vertices, new]), torch.cat([held, on])
-    return Boxed(triangles, source, vertices, held)
+            vertices, on_side = torch.cat([vertices, new]), torch.cat([on_side, on])
+    return BoxedTriangles(triangles, source, vertices, on_side)
 
 
 def arched_middle(p: Tensor, q: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-    """Middle (e, 3) of the arcs from p to q over surfaces with unit normals n at p and m at q; and their mean.
+    """Middle (e, 3) of the arcs from p to q on a surface with unit normals n at p and m at q, and the mean normal.
 
-    The cubic with the tangents at its ends that d = q - p has when moved along the mean normal c into the planes
-    there: (p + q) / 2 + (t_p - t_q) / 8, t_p = d - (d.n / c.n) c. Exact to fourth order on a smooth surface.
+    The arc is a cubic. Its tangents at the ends are d = q - p, moved along the mean normal c into the tangent planes
+    there: t_p = d - (d.n / c.n) c. Its middle is (p + q) / 2 + (t_p - t_q) / 8, of fourth order on a smooth surface.
     """
     d, mean = q - p, unit(n + m)
-    slope = dot(d, m) / dot(mean, m).clamp_min(0.2) - dot(d, n) / dot(mean, n).clamp_min(0.2)
-    # Normals that have little to do with the edge, as beside a crease, say nothing about its arc.
+    slope = dot(d, m) / dot(mean, m).clamp_min(MIN_ARC_COSINE) - dot(d, n) / dot(mean, n).clamp_min(MIN_ARC_COSINE)
     length = dot(d, d).sqrt()
-    slope = torch.minimum(slope.abs(), 0.5 * length) * slope.sign()
+    slope = torch.minimum(slope.abs(), MAX_ARC_SLOPE * length) * slope.sign()
     return 0.5 * (p + q) + (slope / 8)[:, None] * mean, mean

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# A triangle's closest point is looked for on its edges alone if its Gram determinant, relative to that of a right
+# angle, is not above this many roundings: the determinant of a sliver is nothing but rounding.
+MIN_GRAM_ROUNDINGS = 64
+
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Row-wise inner product of (n, 3) and (n, 3); three fused products beat a reduction over 3."""
+    """Inner products (...,) of vectors (..., 3); three fused products are faster than a reduction over 3."""
     return torch.addcmul(torch.addcmul(a[..., 0] * b[..., 0], a[..., 1], b[..., 1]), a[..., 2], b[..., 2])
 
 
@@ -17,7 +21,7 @@ def unit(v: Tensor) -> Tensor:
 
 
 def safe_sqrt(x: Tensor, floor: float | Tensor) -> Tensor:
-    """The square root of x, 0 where it is negative; without gradient where x <= floor and would have an endless one."""
+    """The square root of x, 0 where x is negative. Where x <= floor, where its gradient would be huge, it has none."""
     return torch.where(x > floor, torch.where(x > floor, x, 1).sqrt(), x.detach().clamp_min(0).sqrt())
 
 
@@ -45,16 +49,18 @@ Rows = tuple[Tensor, Tensor, Tensor]  # n vectors as three contiguous (n,) tenso
 
 
 def rows(v: Tensor) -> Rows:
-    """The columns of v (n, 3), each contiguous: gathers and products on these are several times faster."""
+    """The columns of v (n, 3), each contiguous: gathers and products on them are several times faster."""
     x, y, z = v.unbind(-1)
     return x.contiguous(), y.contiguous(), z.contiguous()
 
 
 def take(v: Rows, index: Tensor) -> Rows:
+    """The vectors with the given numbers."""
     return v[0].index_select(0, index), v[1].index_select(0, index), v[2].index_select(0, index)
 
 
 def minus(a: Rows, b: Rows) -> Rows:
+    """a - b."""
     return a[0] - b[0], a[1] - b[1], a[2] - b[2]
 
 
@@ -76,7 +82,7 @@ def closest_on_segment(ax: Rows, edge: Rows) -> Tensor:
 def closest_on_triangle(x: Rows, a: Rows, b: Rows, c: Rows) -> Rows:
     """Closest point to x on the triangles abc, degenerate ones included.
 
-    The foot of the perpendicular where it falls inside, otherwise the best of the three edges.
+    It is the foot of the perpendicular where that falls inside, otherwise the nearest point of the three edges.
     """
     ab, ac, ax = minus(b, a), minus(c, a), minus(x, a)
     aa, ab_ac, cc = dot_rows(ab, ab), dot_rows(ab, ac), dot_rows(ac, ac)
@@ -84,8 +90,7 @@ def closest_on_triangle(x: Rows, a: Rows, b: Rows, c: Rows) -> Rows:
     gram = aa * cc - ab_ac * ab_ac
     v = cc * d1 - ab_ac * d2
     w = aa * d2 - ab_ac * d1
-    # A sliver's Gram determinant is all rounding: leave such triangles to their edges.
-    inside = (v >= 0) & (w >= 0) & (v + w <= gram) & (gram > 64 * torch.finfo(gram.dtype).eps * aa * cc)
+    inside = (v >= 0) & (w >= 0) & (v + w <= gram) & (gram > MIN_GRAM_ROUNDINGS * torch.finfo(gram.dtype).eps * aa * cc)
     scale = 1 / torch.where(inside, gram, torch.ones_like(gram))
     # Position of the closest point as a + s ab + t ac.
     s, t = v * scale, w * scale

@@ -1,4 +1,4 @@
-"""Vectors of three inside Triton kernels: read, written, and frames around them."""
+"""Vectors of three numbers inside Triton kernels: reading, writing, and tangent frames."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store_vector(V, i, counted, x, y, z):
 
 @triton.jit
 def frame_around(x, y, z):
-    """Unit vectors t1, t2 that make a frame with a unit vector, as `neighbours.tangent_frames`."""
+    """Unit vectors t1, t2 that make a frame with a unit vector, as `geometry.frames.tangent_basis`."""
     sign = tl.where(z >= 0, 1.0, -1.0).to(z.dtype)
     a = -1 / (sign + z)
     b = x * y * a

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lamina.geometry.lattice import Lattice
+from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.surfaces.base import ClosestPoints, Surface
 
 # Stencils reach at most this many nodes beyond the band; keys leave that much room at each side,
@@ -71,8 +71,7 @@ class Band:
         provided that the run of nodes k, ..., k + run - 1 is in the band; -1 otherwise."""
         wanted = _key(ijk, component, self.low, self.shape)
         if offsets is not None:  # keys are linear in ijk
-            i, j, k = offsets.unbind(-1)
-            wanted = wanted[:, None] + ((i * self.shape[1] + j) * self.shape[2] + k)
+            wanted = wanted[:, None] + cell_keys(offsets.unbind(-1), self.shape)
         last = len(self) - run
         index = torch.searchsorted(self.key, wanted).clamp_(max=max(last, 0))
         present = (self.key[index] == wanted) & (self.key[index + run - 1] == wanted + run - 1)
@@ -95,4 +94,4 @@ def band_radius(spacing: float, lines: int, reach: int) -> float:
 
 def _key(ijk: Tensor, component: Tensor, low: Tensor, shape: Tensor) -> Tensor:
     i, j, k = (ijk - low).unbind(-1)
-    return ((component * shape[0] + i) * shape[1] + j) * shape[2] + k
+    return cell_keys((component * shape[0] + i, j, k), shape)

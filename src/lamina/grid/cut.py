@@ -14,6 +14,7 @@ from lamina.surfaces.base import Surface
 from lamina.surfaces.clipped import Clipped
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.mesh import Mesh
+from lamina.surfaces.specks import left_out_for_size
 
 
 def cut_surface(
@@ -59,11 +60,7 @@ def left_out(cut: CutSurface) -> list[str]:
     """What the user should know about the cells that the surface cuts."""
     said = []
     if cut.specks:
-        parts = "1 part" if cut.specks == 1 else f"{cut.specks} parts"
-        said.append(
-            f"{parts} of the surface, {cut.speck_share:.2%} of its area in all, were left out: each lies apart and is "
-            "smaller than a hundredth of the largest part. Points on them read the nearest part that was kept."
-        )
+        said.append(left_out_for_size(cut.specks, cut.speck_share))
     if cut.unresolved:
         said.append(f"The surface is too thin or too rough for cells of spacing {cut.spacing:g}: {cut.unresolved}.")
     return said

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lamina.geometry.lattice import Lattice
+from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.geometry.triangles import dot, unit
 
 Function = Callable[[Tensor], Tensor]
@@ -92,10 +92,9 @@ class PolylineCurve:
         passed = torch.unique((self._cells(lattice)[:, None] + AROUND.to(cell.device)).reshape(-1, 3), dim=0)
         low = passed.amin(0) - 1
         shape = passed.amax(0) + 2 - low
-        stride = torch.stack([shape[1] * shape[2], shape[2], torch.ones_like(shape[0])])
         inside = ((cell >= low) & (cell < low + shape)).all(1)
-        key = torch.sort(((passed - low) * stride).sum(1)).values
-        own = torch.where(inside, ((cell - low) * stride).sum(1), -1)
+        key = torch.sort(cell_keys((passed - low).unbind(1), shape)).values
+        own = torch.where(inside, cell_keys((cell - low).unbind(1), shape), -1)
         found = key[torch.searchsorted(key, own).clamp_(max=len(key) - 1)] == own
         rows = found.nonzero()[:, 0]
         if not len(rows):

@@ -72,7 +72,7 @@ def level_pieces(surface: Implicit, lattice: Lattice, finer: int, degree: int = 
     if surface.open:
         boxed = clip_to_box(triangles, vertex, box)
         used, triangles = torch.unique(boxed.triangles, return_inverse=True)
-        cell, vertex, held = cell[boxed.source], boxed.vertices[used], boxed.held[used]
+        cell, vertex, held = cell[boxed.source], boxed.vertices[used], boxed.on_side[used]
     points = _Points.on(phi, vertex, held, surface.tracked and torch.is_grad_enabled())
     if surface.open:
         points = points.settled(phi, fine.spacing)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lamina.geometry.lattice import Lattice
+from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.geometry.triangles import dot, triangle_normals, unit
 from lamina.grid.cut_surface import CutSurface, rule_points
 from lamina.grid.cut_triangles import cut_triangles, segments_meet_unit_cell
@@ -71,8 +71,7 @@ class Incidence:
 
 
 def pair_key(cell: Tensor, face: Tensor, low: Tensor, shape: Tensor, faces: int) -> Tensor:
-    i, j, k = (cell - low).unbind(-1)
-    return ((i * shape[1] + j) * shape[2] + k) * faces + face
+    return cell_keys((cell - low).unbind(-1), shape) * faces + face
 
 
 _NEIGHBOURS = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.lattice import Lattice
+from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.grid.cut_surface import CutSurface, Lift, mean_normals, rule_points
 from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves, Parts, Sides, Units
@@ -24,6 +24,7 @@ from lamina.grid.sheets import Elements, distinct_glue
 from lamina.linear.graph import components, first_of_each
 from lamina.search.neighbours import k_nearest
 from lamina.surfaces.base import ClosestPoints, Surface
+from lamina.surfaces.specks import SPECK
 
 MISSED, MISSING = 0.01, 0.01  # share of the samples far from their pieces, and of the area, with which to cut finer,
 GAIN = 0.01  # provided that this part of the area is gained
@@ -32,7 +33,6 @@ PARTED = 2e-3  # share of the samples on a part that came off its component, wit
 ROUGHER = 0.03  # of the area: what a finer lattice adds to a rough surface, joining its parts by chance
 OTHER_SIDE = 4.0  # what it costs a sheet to lie on the other side of a curve
 SCRAP = 0.5  # of a part's area: with less on it in samples, it is no part of the surface
-SPECK = 0.01  # of the largest part: what is smaller and lies apart is left out, and said
 FINEST = 0.4  # of the distance between samples: pieces need not be smaller
 LOST_AREA = 0.1  # of the area of a flat piece: with less after lifting, its gradients are left out
 FARTHEST = 4.0  # cells from a point of the surface to the pieces that speak for it, where it was too thin to be cut
@@ -425,9 +425,8 @@ class CellLocator:
 
 
 def _cell_key(cell: Tensor, low: Tensor, shape: Tensor) -> Tensor:
-    i, j, k = (cell - low).unbind(-1)
     inside = ((cell >= low) & (cell < low + shape)).all(-1)
-    return torch.where(inside, (i * shape[1] + j) * shape[2] + k, -1)
+    return torch.where(inside, cell_keys((cell - low).unbind(-1), shape), -1)
 
 
 def _locator(elements: Elements, quadrature: Quadrature, lattice: Lattice, element: Tensor) -> CellLocator:

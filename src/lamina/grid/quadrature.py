@@ -10,7 +10,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from lamina.geometry.triangles import Rows, rows, safe_sqrt, triangle_areas, unit
+from lamina.geometry.frames import tangent_basis
+from lamina.geometry.triangles import Rows, rows, safe_sqrt, triangle_areas
 from lamina.linear.graph import first_of_each
 
 
@@ -74,7 +75,7 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     base = corners[first_of_each(polygon, len(normals)), 0]
     # The side that normals look to must not matter: turned over, the frame would be mirrored and the points with it.
     largest = normals.gather(1, normals.abs().argmax(1, keepdim=True))
-    across, along = tangents(torch.where(largest < 0, -normals, normals))
+    across, along = tangent_basis(torch.where(largest < 0, -normals, normals)).unbind(1)
     arms = rows(corners - base[polygon, None])
     x, y = (_dot_columns(arms, rows(t[polygon])) for t in (across, along))  # (m, 3): in the plane, from the base
     # Over a triangle, the mean of x is sx / 3 and that of x y is (sum of x y + sx sy) / 12, sx the sum of x.
@@ -110,14 +111,6 @@ def _dot_columns(a: Rows, b: Rows) -> Tensor:
     return a[0] * b[0][:, None] + a[1] * b[1][:, None] + a[2] * b[2][:, None]
 
 
-def tangents(normals: Tensor) -> tuple[Tensor, Tensor]:
-    """Two unit vectors (n, 3) that make an orthonormal frame with each normal."""
-    least = normals.abs().argmin(1, keepdim=True)
-    axis = torch.zeros_like(normals).scatter_(1, least, 1.0)
-    across = unit(torch.linalg.cross(normals, axis))
-    return across, torch.linalg.cross(normals, across)
-
-
 @dataclass(frozen=True)
 class Frames:
     """Two directions at each quadrature point: orthonormal ones on the surface, and those on the flat piece within the
@@ -130,7 +123,7 @@ class Frames:
     @classmethod
     def across(cls, normals: Tensor) -> Frames:
         """Of pieces that are not told from the surface that they lie on."""
-        frame = torch.stack(tangents(normals), 1)
+        frame = tangent_basis(normals)
         return cls(frame, frame)
 
     def take(self, which: Tensor) -> Frames:

@@ -53,11 +53,19 @@ def choose_spacing(surface: Surface, needs: Needs) -> float:
     radii, _ = _thickness(surface)
     spacing = min(spacing, float(np.quantile(radii, LEFT_THIN)) / needs.clearance)
     spacing = max(spacing, size / MOST_CELLS, math.sqrt(unit_nodes / MOST_DEFAULT_NODES))
-    if not surface.exact and needs.follows_samples:
-        spacing = max(spacing, math.sqrt(float(surface.areas.sum()) / len(surface.points)))
-    # Two digits are enough, and a user can type them.
-    digits = 1 - math.floor(math.log10(spacing))
-    return round(spacing, digits)
+    return _two_digits(max(spacing, _finest_of_use(surface, needs)))
+
+
+def _finest_of_use(surface: Surface, needs: Needs) -> float:
+    """The distance between samples, below which a finer grid shows no more of a sampled surface; 0 for others."""
+    if surface.exact or not needs.follows_samples:
+        return 0.0
+    return math.sqrt(float(surface.areas.sum()) / len(surface.points))
+
+
+def _two_digits(spacing: float) -> float:
+    """Two digits are enough, and a user can type them."""
+    return round(spacing, 1 - math.floor(math.log10(spacing)))
 
 
 def spacing_for_nodes(surface: Surface, nodes: int, needs: Needs) -> float:
@@ -102,19 +110,26 @@ def thin_share(surface: Surface, spacing: float, needs: Needs) -> float:
 
 
 def thin_warning(surface: Surface, spacing: float, needs: Needs) -> str | None:
-    """A sentence when parts of the shape are thinner than the grid can resolve: where, and what would do."""
-    share = thin_share(surface, spacing, needs)
-    if share <= needs.thin_share:
+    """A sentence when parts of the shape are thinner than the grid can resolve: where, and what would do.
+
+    None at the distance of the samples, which is the default for sampled surfaces.
+    """
+    share, finest = thin_share(surface, spacing, needs), _finest_of_use(surface, needs)
+    if share <= needs.thin_share or (finest and spacing == _two_digits(finest)):
         return None
     radii, points = _thickness(surface)
     where = place(points[np.argmin(radii)], spacing)
+    what = f"{100 * share:.1f}% of the surface is thinner than the grid of spacing {spacing:g} resolves"
+    if finest and spacing < _two_digits(finest):
+        return (
+            f"{what}, most of all near {where}: {needs.effect}. The samples are {finest:.2g} apart: a smaller spacing "
+            "would not help, denser samples would."
+        )
     enough = float(np.quantile(radii, needs.thin_share, method="lower")) / needs.clearance
     step = 10.0 ** (math.floor(math.log10(enough)) - 1)
     enough = math.floor(enough / step) * step  # two digits, rounded down so that they are enough
-    return (
-        f"{100 * share:.1f}% of the surface is thinner than the grid of spacing {spacing:g} resolves, most of all near "
-        f"{where}: {needs.effect}. Use spacing {enough:.2g} or smaller."
-    )
+    enough = max(enough, _two_digits(finest)) if finest else enough
+    return f"{what}, most of all near {where}: {needs.effect}. Use spacing {enough:.2g} or smaller."
 
 
 def place(x: np.ndarray, spacing: float) -> str:

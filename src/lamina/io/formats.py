@@ -337,3 +337,15 @@ READERS: dict[str, Callable[[Path], Contents]] = {
     "npz": _read_npz,
     "npy": _read_npy,
 }
+
+REGISTERED: dict[str, Callable[[Path], Contents]] = {}  # readers of users, by extension
+
+
+def register(extension: str, reader: Callable[[Path], Contents]) -> None:
+    """Let `lamina.load` read files with this extension, such as "abc", by a reader of your own.
+
+    The extension alone decides: the content of such a file is not looked at before the reader gets its path. A second
+    reader for the same extension replaces the first. The reader raises FormatError, or any other exception, when it
+    cannot read a file; `lamina.load` makes an InputError of it that names the file.
+    """
+    REGISTERED[extension.lower().lstrip(".")] = reader

@@ -1,4 +1,4 @@
-"""How far the level set of a fitted field is from the surface that it was fitted to."""
+"""The distance between the level set of a fitted field and the surface that it was fitted to."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from dataclasses import asdict, dataclass
 import torch
 
 from lamina.geometry.triangles import dot
-from lamina.learn.signed_distance import MARGIN, FieldTarget
+from lamina.learn.signed_distance import BOX_MARGIN, MIN_DISTANCE_WITH_DIRECTION, SignedDistanceTarget
 from lamina.surfaces.fields import Field, LatentDecoder, LevelFunction
 from lamina.surfaces.zero_set import evaluate, project
 
-SPREAD = 0.01  # how far from the surface the ways to the level set begin, in half-extents
-REACH = 0.05  # longest step of such a way
+# Lengths in units of the longest half-extent of the shape.
+START_DISTANCE = 0.01  # standard deviation of the points around the surface that are moved to the level set
+MAX_NEWTON_STEP = 0.05  # longest step to the level set; where normals are compared the two are also nearer than this
+# A point is on the level set if its distance from it, to first order, is below this part of the diagonal of the box.
+ARRIVED = 1e-6
 
 
 @dataclass(frozen=True)
 class FieldError:
-    """Lengths are in the coordinates of the surface."""
+    """Errors of a fitted field; lengths are in the coordinates of the surface."""
 
-    position_rms: float  # RMS distance from the surface to the level set and back
-    position_max: float  # the largest
-    normal_rms_degrees: float  # RMS angle between the normals of the two
-    iou: float  # volume of the common part of the two insides over that of their union
+    position_rms: float  # RMS distance from the surface to the level set, and from the level set to the surface
+    position_max: float  # largest of these distances
+    normal_rms_degrees: float  # RMS angle between the normals of surface and level set
+    iou: float  # volume of the intersection of the two insides over the volume of their union
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
 
 
-def field_error(field: Field, target: FieldTarget, shape: int = 0, *, count: int = 5000, seed: int = 1) -> FieldError:
-    """Measured at random places, in double precision; shape: which code of a family belongs to the target.
+def field_error(
+    field: Field, target: SignedDistanceTarget, shape: int = 0, *, count: int = 5000, seed: int = 1
+) -> FieldError:
+    """The error of a field, measured at random points in double precision.
 
-    Points of the surface go to the level set by Newton's method, and points of the level set, found likewise from
-    places around the surface, to their closest points on the surface.
+    Points of the surface are moved to the level set by Newton's method. Points of the level set, found in the same
+    way from points around the surface, are compared with their closest points on the surface.
+    shape: the number of the target's latent code, if the field is a family. count: of points. seed: of the points.
     """
     field = copy.deepcopy(field).cpu().double()
     if isinstance(field, LatentDecoder):
@@ -46,24 +52,24 @@ def field_error(field: Field, target: FieldTarget, shape: int = 0, *, count: int
     generator = torch.Generator().manual_seed(seed)
     points, _ = target.draw(count, generator)
     size = 2 * float(target.half.norm())
-    there, _, _ = project(phi, size, points, REACH)
+    on_level, _, _ = project(phi, size, points, MAX_NEWTON_STEP)
     start, _ = target.draw(count, generator)
-    start = start + SPREAD * torch.randn(count, 3, generator=generator, dtype=torch.float64)
-    found, turned, left = project(phi, size, start, REACH)
-    arrived = left < 1e-6 * size
-    distance, gradient = target(found)
-    # Ways that end nowhere near the surface are as long as they are: the level set is missing there.
-    lengths = torch.cat([(there - points).norm(dim=1), distance.abs()[arrived]])
-    near = arrived & (distance.abs() > 1e-6) & (distance.abs() < REACH)
-    turn = torch.rad2deg(torch.arccos(dot(gradient, turned)[near].clamp(-1, 1)))
-    box = (2 * torch.rand(2 * count, 3, generator=generator, dtype=torch.float64) - 1) * (target.half + MARGIN)
+    start = start + START_DISTANCE * torch.randn(count, 3, generator=generator, dtype=torch.float64)
+    near_level, level_normals, left = project(phi, size, start, MAX_NEWTON_STEP)
+    arrived = left < ARRIVED * size
+    distance, gradient = target(near_level)
+    # Where the level set is missing, points are moved far: these lengths count as they are.
+    lengths = torch.cat([(on_level - points).norm(dim=1), distance.abs()[arrived]])
+    near = arrived & (distance.abs() > MIN_DISTANCE_WITH_DIRECTION) & (distance.abs() < MAX_NEWTON_STEP)
+    turn = torch.rad2deg(torch.arccos(dot(gradient, level_normals)[near].clamp(-1, 1)))
+    box = (2 * torch.rand(2 * count, 3, generator=generator, dtype=torch.float64) - 1) * (target.half + BOX_MARGIN)
     with torch.no_grad():
-        mine = evaluate(phi, box) < 0
-    theirs = target(box)[0] < 0
-    either = max(int((mine | theirs).sum()), 1)
+        inside_field = evaluate(phi, box) < 0
+    inside_surface = target(box)[0] < 0
+    either = max(int((inside_field | inside_surface).sum()), 1)
     return FieldError(
         target.scale * float(lengths.square().mean().sqrt()),
         target.scale * float(lengths.max()),
         float(turn.square().mean().sqrt()) if bool(near.any()) else 180.0,
-        int((mine & theirs).sum()) / either,
+        int((inside_field & inside_surface).sum()) / either,
     )

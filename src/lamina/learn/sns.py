@@ -1,4 +1,4 @@
-"""Training of spherical neural surfaces (`lamina.surfaces.sns`), and how far one is from its target."""
+"""Training of spherical neural surfaces (`lamina.surfaces.sns`), and their error against the target."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 
 from lamina.device import available
 from lamina.errors import InputError
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
 from lamina.learn.schedule import warm_cosine
 from lamina.learn.sphere_target import SphereTarget, sphere_target
-from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.base import Surface
 from lamina.surfaces.sns import SNSConfig, SphericalNeuralSurface
 from lamina.surfaces.spherical_map import SphericalMap
 
-DIFFERENCE = 0.01  # angle over which slopes are differenced
-STEPS = 4000
-SLOPE_WEIGHT = 0.1  # of the relative error of slopes against that of positions
-
-
-
-
+DIFFERENCE_ANGLE = 0.01  # between the points of a difference quotient; in single precision smaller ones lose digits
+DIFFERENCE_ANGLE_DOUBLE = 1e-3  # the same in double precision
+SNS_STEPS = 4000  # of Adam, by default
+SLOPE_WEIGHT = 0.1  # of squared relative errors of slopes, against squared relative errors of positions; by trial
+# The squared size of a slope counts as at least this part of the squared size of the shape. Where the target hardly
+# moves, its slopes have no direction to be fitted.
+MIN_SQUARED_SLOPE = 0.01
 
 Target = Callable[[Tensor], Tensor] | SphericalMap | SphereTarget
 Report = Callable[[float, str], None]
@@ -37,7 +37,7 @@ def fit_sns(
     target: Target,
     config: SNSConfig | None = None,
     *,
-    steps: int = STEPS,
+    steps: int = SNS_STEPS,
     batch: int = 1024,
     pool: int = 2**16,
     learning_rate: float = 0.01,
@@ -48,14 +48,15 @@ def fit_sns(
 ) -> SphericalNeuralSurface:
     """The spherical neural surface closest to a target, a map of unit vectors (n, 3) to points (n, 3).
 
-    Minimised is the mean over places on the sphere of
+    The fit minimises the mean over points of the sphere of
 
         |d|^2 / r^2 + 0.1 (|d_1|^2 + |d_2|^2) / (|y_1|^2 + |y_2|^2),
 
-    d the error of the position and d_i, y_i difference quotients of the error and of the target in two orthogonal
-    directions: relative errors of slopes are errors of normals. Places are `pool` random ones, `batch` of them a
-    step; Adam with a cosine decay of the learning rate. A seed gives the same weights again on the same machine.
-    report(fraction, detail) is called now and then.
+    where d is the error of the position, and d_i, y_i are difference quotients of the error and of the target in two
+    orthogonal directions. Relative errors of slopes are errors of normals.
+    steps: of Adam, with a cosine decay of the learning rate from its peak learning_rate. pool: random points on the
+    sphere; batch: how many of them a step sees. The same seed gives the same weights on the same machine.
+    report(fraction, detail): called now and then.
     """
     aim = target if isinstance(target, SphereTarget) else sphere_target(target)
     if min(steps, batch, pool) < 1:
@@ -67,10 +68,9 @@ def fit_sns(
     model.centre = wanted[0].mean(0).float()
     model.scale = (wanted[0] - wanted[0].mean(0)).square().sum(1).mean().sqrt().float()
     model.to(device=device, dtype=dtype)
-    slopes = (wanted[1:] - wanted[:1]) / DIFFERENCE
+    slopes = (wanted[1:] - wanted[:1]) / DIFFERENCE_ANGLE
     size = slopes.square().sum((0, 2)) / 2
-    # Where the target stands still its slopes have no direction to be matched.
-    weight = SLOPE_WEIGHT / 2 / size.clamp_min(0.01 * float(model.scale) ** 2)
+    weight = SLOPE_WEIGHT / 2 / size.clamp_min(MIN_SQUARED_SLOPE * float(model.scale) ** 2)
     where, wanted, weight = (v.to(device=device, dtype=dtype) for v in (where, wanted, weight))
     optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: warm_cosine((step + 1) / steps))
@@ -79,7 +79,7 @@ def fit_sns(
         rows = torch.randint(pool, (batch,), generator=generator).to(device)
         error = model(where[:, rows].reshape(-1, 3)).reshape(3, -1, 3) - wanted[:, rows]
         position = error[0].square().sum(1).mean()
-        turn = (weight[rows] * ((error[1:] - error[:1]) / DIFFERENCE).square().sum((0, 2))).mean()
+        turn = (weight[rows] * ((error[1:] - error[:1]) / DIFFERENCE_ANGLE).square().sum((0, 2))).mean()
         optimiser.zero_grad()
         (position / unit_of_length + turn).backward()
         optimiser.step()
@@ -90,12 +90,15 @@ def fit_sns(
 
 
 def _pool(target: SphereTarget, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Unit vectors (3, count, 3), each with two at the angle DIFFERENCE from it, and their targets (3, count, 3)."""
+    """Unit vectors (3, count, 3) and their targets (3, count, 3).
+
+    The second and third are at the angle DIFFERENCE_ANGLE from the first, in orthogonal directions.
+    """
     s = target.draw(count, generator)
-    t1, t2, _ = tangent_frames(s).unbind(1)
+    t1, t2 = tangent_basis(s).unbind(1)
     angle = 2 * math.pi * torch.rand(count, 1, generator=generator, dtype=s.dtype)
     t1 = angle.cos() * t1 + angle.sin() * t2
-    where = torch.cat([s, *(unit(s + DIFFERENCE * t) for t in (t1, torch.linalg.cross(s, t1)))])
+    where = torch.cat([s, *(unit(s + DIFFERENCE_ANGLE * t) for t in (t1, torch.linalg.cross(s, t1)))])
     return where.reshape(3, count, 3), target(where).reshape(3, count, 3)
 
 
@@ -104,10 +107,10 @@ def fit_from_surface(
 ) -> tuple[SphericalNeuralSurface, dict[str, Any]]:
     """The spherical neural surface of a SphericalMap or of a closed Mesh without handles, and facts about the fit.
 
-    Options as of fit_sns. Raises InputError for other surfaces.
+    options: as of `fit_sns`. Raises InputError for other surfaces.
     """
     start = time.perf_counter()
-    target, steps = sphere_target(surface), STEPS if steps is None else steps
+    target, steps = sphere_target(surface), SNS_STEPS if steps is None else steps
     model = fit_sns(target, config, steps=steps, **options)
     seconds = time.perf_counter() - start
     error = fit_error(model, target)
@@ -126,7 +129,7 @@ def fit_from_surface(
 
 @dataclass(frozen=True)
 class FitError:
-    """How far a fitted surface is from its target, at random places."""
+    """Errors of a fitted surface against its target, at random points."""
 
     position: float  # RMS distance
     worst: float  # largest distance
@@ -134,12 +137,12 @@ class FitError:
 
 
 def fit_error(model: SphericalNeuralSurface, target: Target, *, count: int = 20_000, seed: int = 1) -> FitError:
-    """Measured with normals from differences over an angle of 1e-3, or 0.01 for a model in single precision."""
+    """The error of a model at count random points; normals are cross products of difference quotients."""
     aim = target if isinstance(target, SphereTarget) else sphere_target(target)
     s = aim.draw(count, torch.Generator().manual_seed(seed))
     like = model.centre
-    angle = 1e-3 if like.dtype == torch.float64 else DIFFERENCE
-    t1, t2, _ = tangent_frames(s).unbind(1)
+    angle = DIFFERENCE_ANGLE_DOUBLE if like.dtype == torch.float64 else DIFFERENCE_ANGLE
+    t1, t2 = tangent_basis(s).unbind(1)
     where = torch.cat([s, *(unit(s + angle * t) for t in (t1, -t1, t2, -t2))])
     with torch.no_grad():
         mine = model(where.to(like)).to(where).reshape(5, count, 3)

@@ -17,9 +17,11 @@ from lamina.surfaces.base import Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.spherical_map import SphericalMap
 
-CANDIDATES = (8, 64, 512)  # triangles among which the one around a place is looked for, before all are
-OUTSIDE = 1e-9  # weight that may be missing, as rounding takes it
-BATCH = 2**20
+# Numbers of nearest triangles among which the one around a point is searched for, in turn; at last all are searched.
+TRIANGLES_SEARCHED = (8, 64, 512)
+# A point is in a triangle if its least weight is above minus this. It allows for rounding at edges.
+MAX_NEGATIVE_WEIGHT = 1e-9
+WEIGHTS_AT_A_TIME = 2**20  # pairs of point and triangle, to bound the memory
 
 Draw = Callable[[int, torch.Generator], Tensor]
 
@@ -31,7 +33,7 @@ def uniform(count: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class SphereTarget:
-    """A map of unit vectors to points, and where on the sphere it is to be looked at."""
+    """A map of unit vectors to points, and the distribution of points on the sphere at which it is fitted."""
 
     fn: Callable[[Tensor], Tensor]
     draw: Draw = uniform  # (count, generator) -> (count, 3) float64 on the CPU
@@ -65,9 +67,10 @@ def sphere_target(surface: Surface | Callable[[Tensor], Tensor]) -> SphereTarget
 
 
 def mesh_target(mesh: Mesh) -> SphereTarget:
-    """The piecewise linear map of the sphere to a mesh, by `sphericalise`; drawn half by its area, half evenly.
+    """The piecewise linear map of the sphere to a mesh, by `sphericalise`.
 
-    Parts that the map shrinks would hardly be seen if places were drawn on the sphere alone.
+    Half of the random points are uniform by the area of the mesh, half uniform on the sphere. Points uniform on the
+    sphere alone would hardly ever be in parts that the map to the sphere shrinks.
     """
     used, corners = torch.unique(mesh.same_vertex[cast(Tensor, mesh.faces)], return_inverse=True)
     points, corners = mesh.points[used].cpu().double(), corners.cpu()
@@ -90,10 +93,10 @@ def mesh_target(mesh: Mesh) -> SphereTarget:
 
 
 class SphereFaces:
-    """Triangles (m, 3, 3) between unit vectors that cover the sphere once, prepared for looking places up.
+    """Triangles (m, 3, 3) between unit vectors that cover the sphere once, prepared for the search of points.
 
-    s = w_1 a + w_2 b + w_3 c has weights w >= 0 in the triangle abc that holds it. That one is looked for among those
-    whose middles are nearest to s, first among few, at last among all.
+    A point s = w_1 a + w_2 b + w_3 c has weights w >= 0 in the triangle abc that contains it. That triangle is searched
+    for among those whose centres are nearest to s: first among few, at last among all.
     """
 
     def __init__(self, corners: Tensor) -> None:
@@ -104,9 +107,9 @@ class SphereFaces:
         """The triangle (n,) int64 around each of the unit vectors s (n, 3), and the weights (n, 3), of sum 1."""
         face, weight = torch.zeros(len(s), dtype=torch.int64), torch.zeros_like(s)
         todo = torch.arange(len(s))
-        for k in (*CANDIDATES, len(self.inverse)):
+        for k in (*TRIANGLES_SEARCHED, len(self.inverse)):
             missed = []
-            for rows in todo.split(max(1, BATCH // k)):
+            for rows in todo.split(max(1, WEIGHTS_AT_A_TIME // k)):
                 near, _ = self.tree.query(s[rows], min(k, len(self.inverse)))
                 w = torch.einsum("nkij,nj->nki", self.inverse[near], s[rows])
                 total = w.sum(2, keepdim=True)
@@ -114,7 +117,7 @@ class SphereFaces:
                 inside, best = w.amin(2).max(1)
                 one = torch.arange(len(rows))
                 face[rows], weight[rows] = near[one, best], w[one, best].clamp_min(0)
-                missed.append(rows[inside < -OUTSIDE])
+                missed.append(rows[inside < -MAX_NEGATIVE_WEIGHT])
             todo = torch.cat(missed)
             if len(todo) == 0:
                 break

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_samples
+from lamina.geometry.lattice import cell_keys
 from lamina.grid.band import Band
 from lamina.linear.adjoint import Sparse
 from lamina.linear.graph import expand
@@ -289,8 +290,7 @@ def _blocks(ijk: Tensor, side: int) -> Tensor:
     """Number (n,) of the cube of `side` nodes that each node lies in."""
     cube = torch.div(ijk.long() - ijk.long().amin(0), side, rounding_mode="floor")
     shape = cube.amax(0) + 1
-    key = (cube[:, 0] * shape[1] + cube[:, 1]) * shape[2] + cube[:, 2]
-    return torch.unique(key, return_inverse=True)[1]
+    return torch.unique(cell_keys(cube.unbind(1), shape), return_inverse=True)[1]
 
 
 def _rank_scores(

@@ -122,6 +122,7 @@ class BandDomain(Domain):
         scheme: str | None = None,
         nodes: int | None = None,
         order: int | None = None,
+        reconstruction: str = "auto",
         extension: str | Attention = "auto",
         band_radius: float | None = None,
         readout: str = "interpolation",
@@ -138,7 +139,8 @@ class BandDomain(Domain):
         _check(scheme, order, learned, band_radius, readout, rim_order)
         start = time.perf_counter()
         # The network sees samples and nodes alone; closest points of samples are then asked of nobody.
-        self._take(surface, spacing, nodes, "attention" if learned else cast(str, extension), origin, device, dtype)
+        named = "attention" if learned else cast(str, extension)
+        self._take(surface, spacing, nodes, named, reconstruction, origin, device, dtype)
         self.order = order or (4 if scheme == "coupled" and self._is_smooth(learned) else 2)
         self.order_reason = "asked for" if order else "the default of this scheme"
         needs = NEEDS[scheme]
@@ -200,8 +202,8 @@ class BandDomain(Domain):
     def _again(self, device: torch.device | str, dtype: torch.dtype) -> Domain:
         return BandDomain(
             self.surface, self.spacing, scheme=self.scheme.name, order=self.order,
-            extension=self._learned or self.extension, origin=self._origin, device=device, dtype=dtype,
-            show_progress=False, **self._options,
+            origin=self._origin, device=device, dtype=dtype, show_progress=False,
+            **self._requested | ({"extension": self._learned} if self._learned else {}), **self._options,
         )  # fmt: skip
 
     @property

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures
+from lamina.geometry.lattice import cell_keys
 from lamina.linear.graph import expand
 
 BOX_CELL = 0.5  # side of the bins in which samples are looked up, over the mean side of the boxes
@@ -245,14 +246,14 @@ def samples_in_boxes(points: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor,
     bins = torch.floor((points - origin) / cell).long()
     shape = bins.amax(0) + 1
     # Stable: patches are thinned by the order of their samples, which is to be the same on every device.
-    key, order = torch.sort((bins[:, 0] * shape[1] + bins[:, 1]) * shape[2] + bins[:, 2], stable=True)
+    key, order = torch.sort(cell_keys(bins.unbind(1), shape), stable=True)
     first = torch.floor((low - origin) / cell).long().clamp_min(0)
     last = torch.minimum(torch.floor((high - origin) / cell).long(), shape - 1)
     size = (last - first + 1).clamp_min(0)
     columns, box = expand(torch.zeros_like(size[:, 0]), size[:, 0] * size[:, 1])
     across = size[box, 1].clamp_min(1)
     i = first[box, 0] + torch.div(columns, across, rounding_mode="floor")
-    row = (i * shape[1] + first[box, 1] + columns % across) * shape[2]
+    row = cell_keys((i, first[box, 1] + columns % across, torch.zeros_like(i)), shape)
     start = torch.searchsorted(key, row + first[box, 2])
     stop = torch.searchsorted(key, row + last[box, 2], right=True)
     entry, column = expand(start, (stop - start).clamp_min(0))

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.expression import as_data
-from lamina.geometry.triangles import dot, unit
+from lamina.geometry.frames import tangent_basis
 
-# A warning is given if the grid loses more than this share of the variation of some data (RMS). A sine with three
-# cells a wave loses about this share, noise loses nearly all, and the edge of a region ten cells wide loses less than
-# half of this share. With half of it such a region would cause a warning, with twice the value a sine of two cells a
-# wave might not.
+# A warning is given if the grid loses more than this share of the variation of some data (RMS). A sine with three cells
+# a wave loses about this share, noise loses nearly all, and the edge of a region ten cells wide loses less than half of
+# this share. Twice the value would let the sine pass; half of it comes close to warning of such edges.
 MAX_LOST_VARIATION = 0.25
 # Data count as constant if their variation is at most this share of their size: it is then only rounding.
 MAX_VARIATION_OF_CONSTANT = 1e-6
@@ -87,11 +86,10 @@ def _spacing_for(domain: Domain, field: Callable[[Tensor], Tensor]) -> float | N
     mean = values.mean()
     start = (values - mean).abs().topk(min(len(values), PEAK_SEARCH_STARTS)).indices
     x, normals = quadrature.points[start], quadrature.normals[start]
-    axis = torch.zeros_like(x).scatter_(1, normals.abs().argmin(1, keepdim=True), 1.0)
-    first = unit(axis - dot(axis, normals)[:, None] * normals)
+    first, second = tangent_basis(normals).unbind(1)
     turn = 2 * math.pi / PEAK_SEARCH_DIRECTIONS
     angle = torch.arange(PEAK_SEARCH_DIRECTIONS, device=x.device)[:, None, None] * turn
-    around = angle.cos().to(x) * first + angle.sin().to(x) * torch.linalg.cross(normals, first)  # (8, s, 3)
+    around = angle.cos().to(x) * first + angle.sin().to(x) * second  # (8, s, 3)
 
     def height(points: Tensor) -> Tensor:
         return (field(points.reshape(-1, 3)) - mean).abs().reshape(points.shape[:-1])
@@ -107,7 +105,6 @@ def _spacing_for(domain: Domain, field: Callable[[Tensor], Tensor]) -> float | N
     radii = h * torch.logspace(-3, 0, PEAK_RADII, dtype=x.dtype, device=x.device)
     low = height(x[top] + radii[:, None, None] * around[:, top]) < best[top] / 2
     fallen = low.any(1).nonzero()[:, 0]
-    # Noise falls off at once, and the plateau beside a step does not fall off within a cell: no spacing represents
-    # these.
+    # Noise falls off at once, and a plateau does not fall off within a cell: no spacing represents either.
     enough = domain.scheme.nodes_per_cell * radii / 2
     return float(enough[fallen[0]]) if len(fallen) and fallen[0] > 0 else None

@@ -1,66 +1,181 @@
-"""Extension operators by name.
+"""What the surface of samples is made from is decided here, and nowhere else.
 
-An extension carries a surface field into the band, constant along normals. Three of them interpolate at closest points
-and so share one sparse form (`interpolation.py`), exact on polynomials; they differ in whose closest points:
-"closest-point" asks the surface itself, "jet" a polynomial fit to its oriented samples, "neural", lamina's learned
-operator, robust fits whose weights a network chooses (`neural.py`). "attention" is the network of the CVPR 2026 paper
-(`attention.py`), which sees oriented samples and the band's nodes only.
+| method | the surface is |
+|---|---|
+| exact | the given one: meshes, implicit functions, maps and formulas know their closest points themselves |
+| jets | polynomials fitted to the samples (`lamina.fits.fitting`) |
+| fits | quadrics whose weights a trained network chooses, blended (`neural_cloud.py`) |
+| triangles | triangles between the samples (`triangulated_cloud.py`) |
+
+`reconstruct` takes the method that was asked for, or chooses one, and says which it used and why. Part of a surface
+(`lamina.clip`) has the reconstruction of the whole surface: the whole is reconstructed first and then clipped.
+`register` adds a method of your own (docs/extending.md).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from lamina.errors import InputError
+from lamina.reconstruction.neural_cloud import NeuralCloud, wide_jets_are_better
+from lamina.reconstruction.triangulated_cloud import TriangulatedCloud, better_triangles, triangulated
+from lamina.reconstruction.weights import shipped_fit_network
 from lamina.surfaces.base import Surface
+from lamina.surfaces.clipped import Clipped
+from lamina.surfaces.point_cloud import PointCloud
+from lamina.surfaces.splats import Splats
 
-if TYPE_CHECKING:
-    from lamina.surfaces.point_cloud import PointCloud
-
-FEWEST_LEARNED = 500  # points of a cloud below which the learned operator is not the default
+RECONSTRUCTIONS = ("auto", "fits", "jets", "triangles")  # what Domain(reconstruction=...) takes
+# What Domain(extension=...) takes, the name of version 0.1, and the method that each name asks for. "best" is what
+# "auto" does for large clouds: fits, or jets or triangles where these are better.
+METHOD_OF_EXTENSION = {"auto": "auto", "closest-point": "exact", "jet": "jets", "neural": "best"}
 EXTENSIONS = ("closest-point", "jet", "neural", "attention")
+# The name of version 0.1 for what was used. Triangles know their closest points, as any mesh does.
+EXTENSION_OF_METHOD = {"exact": "closest-point", "jets": "jet", "fits": "neural", "triangles": "closest-point"}
+METHOD_WORDS = {
+    "exact": "the surface itself",
+    "jets": "polynomials fitted to its samples",
+    "fits": "robust fits",
+    "triangles": "triangles between its samples",
+}
+# A cloud with fewer points than this has jets by default. Fits need 256, and see most of so small a cloud at once.
+MIN_POINTS_FOR_DEFAULT_FITS = 500
+REGISTERED: dict[str, Callable[[PointCloud], Surface]] = {}  # methods of users: what makes the surface of a cloud
 
 
-def geometry_for(surface: Surface, extension: str) -> tuple[Surface, str]:
-    """The surface whose closest points the extension uses, and the extension's name ("auto" resolved)."""
-    from lamina.surfaces.point_cloud import PointCloud
-    from lamina.surfaces.splats import Splats
+@dataclass(frozen=True)
+class Reconstruction:
+    """The surface that is cut, what it was made from, and why."""
 
+    surface: Surface
+    method: str
+    reason: str  # one sentence
+
+    def __str__(self) -> str:
+        return f"{METHOD_WORDS.get(self.method, self.method)} ({self.reason})"
+
+
+def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
+    """The surface that is cut: the given one where it knows its closest points, otherwise one made from its samples.
+
+    surface: any surface. With a method other than "auto" and "exact", one without samples of its own stands for its
+    points and normals.
+    method: "auto", "fits", "jets" or "triangles"; "exact": the surface itself; "best": fits, or jets or triangles where
+    these are better. "auto" is "best" for clouds of 500 points or more, "jets" for smaller ones and for Gaussian
+    splats, and "exact" for all other surfaces. "fits" uses jets where they are better, but never triangles.
+    Raises InputError where the method is unknown, or where it finds no surface.
+    """
+    if method not in (*_known(), *METHOD_OF_EXTENSION.values()):
+        raise InputError(f"Unknown reconstruction {method!r}; known: {', '.join(_known())}.")
+    if isinstance(surface, Clipped):
+        whole = reconstruct(surface.base, method)
+        part = surface if whole.surface is surface.base else Clipped(whole.surface, surface.function)
+        return replace(whole, surface=part)
+    if method in REGISTERED:
+        return Reconstruction(REGISTERED[method](_as_cloud(surface)), method, "it was asked for")
+    if isinstance(surface, NeuralCloud) and method not in ("triangles", "exact"):
+        return Reconstruction(surface, "fits", "the cloud was given with its fits")
+    if isinstance(surface, TriangulatedCloud) and method not in ("fits", "jets"):
+        return Reconstruction(surface, "triangles", "the cloud was given with its triangles")
+    if isinstance(surface, PointCloud):
+        if method == "exact":
+            raise InputError(
+                'A point cloud has no closest points of its own; use reconstruction="auto", "fits", "jets" or '
+                '"triangles".'
+            )
+        return _from_samples(surface, method)
+    if method in ("auto", "exact"):
+        return Reconstruction(surface, "exact", "it knows its closest points")
+    return _from_samples(_as_cloud(surface), method)
+
+
+def register(method: str, make: Callable[[PointCloud], Surface]) -> None:
+    """Let `Domain(cloud, reconstruction=method)` cut the surface that make(cloud) returns.
+
+    A second function for the same method replaces the first. Raises InputError where lamina has a method of that name.
+    """
+    if method in (*RECONSTRUCTIONS, *METHOD_WORDS, *METHOD_OF_EXTENSION.values()):
+        raise InputError(f"lamina has a reconstruction {method!r} already; register yours by another name.")
+    REGISTERED[method] = make
+
+
+def _known() -> tuple[str, ...]:
+    return (*RECONSTRUCTIONS, *REGISTERED)
+
+
+def _as_cloud(surface: Surface) -> PointCloud:
+    """The surface if it is a cloud, otherwise its points and normals."""
+    if isinstance(surface, PointCloud):
+        return surface
+    return PointCloud(surface.positions, surface.normals, name=surface.name)
+
+
+def reconstruct_as_asked(surface: Surface, extension: str, reconstruction: str) -> tuple[Reconstruction, str]:
+    """The reconstruction that the options of `lamina.Domain` ask for, and the name of version 0.1 for what was used.
+
+    Raises InputError where an option is unknown, or where both are given.
+    """
     if extension not in ("auto", *EXTENSIONS):
         raise InputError(f"Unknown extension {extension!r}; known: auto, {', '.join(EXTENSIONS)}.")
-    sampled = isinstance(surface, PointCloud)
-    if extension == "auto":
-        extension = _best(surface) if sampled else "closest-point"
+    if reconstruction not in _known():
+        raise InputError(f"Unknown reconstruction {reconstruction!r}; known: {', '.join(_known())}.")
+    if extension != "auto" and reconstruction != "auto":
+        raise InputError(
+            f'Give reconstruction or extension, not both; got reconstruction="{reconstruction}" and '
+            f'extension="{extension}".'
+        )
     if extension == "attention":
-        return surface, extension
-    if extension == "closest-point":
-        if sampled:
-            raise InputError('A point cloud has no closest-point map of its own; use extension="neural" or "jet".')
-        return surface, extension
-    if not sampled:
-        surface = PointCloud(surface.positions, surface.normals, name=surface.name)
-    if extension == "jet":
-        return surface, extension
-    if isinstance(surface, Splats):
-        cloud = (surface.live_fit if surface.tracked else surface.fit).cloud
-        surface = PointCloud(cloud.points, cloud.normals, name=surface.name)
-    assert isinstance(surface, PointCloud)
-    return _learned(surface), extension
+        method = "exact" if surface.exact else "jets"
+        return Reconstruction(surface, method, "the network of the paper sees samples only"), extension
+    method = reconstruction if extension == "auto" else METHOD_OF_EXTENSION[extension]
+    found = reconstruct(surface, method)
+    return found, EXTENSION_OF_METHOD.get(found.method, "closest-point")
 
 
-def _learned(cloud: PointCloud) -> Surface:
-    from lamina.reconstruction.neural_cloud import NeuralCloud, wide_jets_are_better
-    from lamina.reconstruction.triangulated_cloud import triangulated
-    from lamina.reconstruction.weights import shipped_fit_network
+def has_the_points_of(surface: Surface, given: Surface) -> bool:
+    """Whether a reconstructed surface has the points of the given one.
 
+    It can then take its place: it knows the normals, components and areas of these points better.
+    """
+    while isinstance(surface, Clipped) and isinstance(given, Clipped) and surface.faces is None:
+        surface, given = surface.base, given.base
+    return surface.points is given.points
+
+
+def _from_samples(cloud: PointCloud, method: str) -> Reconstruction:
+    if method == "auto":
+        if isinstance(cloud, Splats):
+            return Reconstruction(cloud, "jets", "Gaussians have footprints, over which jets are fitted")
+        if len(cloud.points) < MIN_POINTS_FOR_DEFAULT_FITS:
+            reason = f"the cloud has fewer than {MIN_POINTS_FOR_DEFAULT_FITS} points"
+            return Reconstruction(cloud, "jets", reason)
+        method = "best"
+    if method == "jets":
+        return Reconstruction(cloud, "jets", "it was asked for")
+    if isinstance(cloud, Splats):
+        fitted = (cloud.live_fit if cloud.tracked else cloud.fit).cloud
+        cloud = PointCloud(fitted.points, fitted.normals, name=cloud.name)
+    if method == "triangles":
+        return Reconstruction(triangulated(cloud, _fits_if_possible(cloud)), "triangles", "it was asked for")
+    fits = NeuralCloud(cloud, shipped_fit_network())
+    if wide_jets_are_better(cloud, fits):
+        return Reconstruction(cloud, "jets", "the samples are noise on a smooth surface, which wide jets follow better")
+    better = better_triangles(cloud, fits) if method == "best" else None
+    if better is not None:
+        mesh, reason = better
+        return Reconstruction(mesh, "triangles", reason)
+    if method == "fits":
+        return Reconstruction(fits, "fits", "it was asked for")
+    noisy = "the samples are noisy" if fits.noisy else "the samples are dense enough for fits"
+    return Reconstruction(fits, "fits", noisy)
+
+
+def _fits_if_possible(cloud: PointCloud) -> NeuralCloud | None:
+    """Fits to a cloud; None where it has too few points for them, or where they find no surface."""
     if isinstance(cloud, NeuralCloud):
         return cloud
-    found = NeuralCloud(cloud, shipped_fit_network())
-    return cloud if wide_jets_are_better(cloud, found) else triangulated(cloud, found) or found
-
-
-def _best(cloud: PointCloud) -> str:
-    """The best measured for a cloud (docs/neural.md): splats are fitted as wide as their footprints already."""
-    from lamina.surfaces.splats import Splats
-
-    return "jet" if isinstance(cloud, Splats) or len(cloud.points) < FEWEST_LEARNED else "neural"
+    try:
+        return NeuralCloud(cloud, shipped_fit_network())
+    except InputError:
+        return None

@@ -12,22 +12,24 @@ from torch import Tensor
 from lamina.fits.solve_kernel import solve_symmetric
 from lamina.geometry.vector_kernel import frame_around, load_double
 from lamina.reconstruction import fit_network as reference
-from lamina.reconstruction.fit_network import FitNetwork, Fits, Neighbourhoods, Quadrics
+from lamina.reconstruction.fit_network import FitNetwork, Neighbourhoods, NetworkOutput, Quadrics
 
-FEATURES, OWN = tl.constexpr(reference.FEATURES), tl.constexpr(reference.OWN)
-RIDGE, FLAT, STEEPEST = (tl.constexpr(v) for v in (reference.RIDGE, reference.FLAT, reference.STEEPEST))
-WIDEST = 256  # neighbours
+NEIGHBOUR_FEATURES = tl.constexpr(reference.NEIGHBOUR_FEATURES)
+SAMPLE_FEATURES = tl.constexpr(reference.SAMPLE_FEATURES)
+RIDGE_OVER_DIAGONAL = tl.constexpr(reference.RIDGE_OVER_DIAGONAL)
+MIN_RESIDUAL, MAX_COEFFICIENT = tl.constexpr(reference.MIN_RESIDUAL), tl.constexpr(reference.MAX_COEFFICIENT)
+MIN_KERNEL_SIZE, MAX_KERNEL_SIZE = 16, 256  # neighbours, and width of the layers, that the kernel can take
 
 
 def fits_there(network: FitNetwork, near: Neighbourhoods) -> bool:
-    """Whether the kernel is made for such a network and so many neighbours."""
+    """Whether the kernel can compute this network with this number of neighbours."""
     k, width = near.points.shape[1], network.config.width
     single = next(network.parameters()).dtype == torch.float32
-    return single and all(size & (size - 1) == 0 and 16 <= size <= WIDEST for size in (k, width))
+    return single and all(size & (size - 1) == 0 and MIN_KERNEL_SIZE <= size <= MAX_KERNEL_SIZE for size in (k, width))
 
 
-def forward(network: FitNetwork, near: Neighbourhoods) -> Fits:
-    """As network(near), without gradients."""
+def forward(network: FitNetwork, near: Neighbourhoods) -> NetworkOutput:
+    """The same as network(near), without gradients."""
     n, k = near.points.shape[:2]
     made = near.points.new_empty(n, 21, dtype=torch.float64)  # centre, frame, coefficients; error, vote, off
     share = near.points.new_empty(n, k, dtype=torch.float64)
@@ -39,11 +41,11 @@ def forward(network: FitNetwork, near: Neighbourhoods) -> Fits:
         )  # fmt: skip
     dtype = next(network.parameters()).dtype
     quadrics = Quadrics(made[:, :3], made[:, 3:12].view(n, 3, 3), made[:, 12:18], near.radius)
-    return Fits(quadrics, share, made[:, 18].to(dtype), made[:, 19], made[:, 20].to(dtype))
+    return NetworkOutput(quadrics, share, made[:, 18].to(dtype), made[:, 19], made[:, 20].to(dtype))
 
 
 def _packed(network: FitNetwork) -> Tensor:
-    """All weights one after the other, round by round, then the verdict's."""
+    """All weights in one vector: those of each round, then those of the verdict."""
     rounds = zip(network.first, network.context, network.second, network.logits, strict=True)
     layers = [*(layer for layers in rounds for layer in layers), network.verdict[0], network.verdict[2]]
     return torch.cat([p.detach().reshape(-1) for layer in layers for p in (layer.weight, layer.bias)])
@@ -74,31 +76,31 @@ def _forward(
     share, error, agree, total, sigma = position, position, position, zero, zero
     W = WEIGHTS
     for turn in range(ROUNDS + 1):
-        cx, cy, cz, ux, uy, uz, vx, vy, vz, fx, fy, fz, c0, c1, c2, c3, c4, c5, a, b, c, na, nb, nc = _fitted(
+        cx, cy, cz, ux, uy, uz, vx, vy, vz, fx, fy, fz, c0, c1, c2, c3, c4, c5, a, b, c, na, nb, nc = _weighted_fit(
             x, y, z, lx, ly, lz, position, slope, cx, cy, cz, ux, uy, uz, vx, vy, vz, fx, fy, fz, c0, c1, c2, RADIUS,
         )  # fmt: skip
-        error, agree, total, sigma = _seen(c0, c1, c2, c3, c4, c5, a, b, c, na, nb, nc, position, RADIUS)
+        error, agree, total, sigma = _residuals(c0, c1, c2, c3, c4, c5, a, b, c, na, nb, nc, position, RADIUS)
         if turn < ROUNDS:
             # Features of the neighbours, and the first layer.
             relative, absolute = _asinh((error / sigma).to(tl.float32)), _asinh((4 * error).to(tl.float32))
             a1, b1, agree1 = a.to(tl.float32), b.to(tl.float32), agree.to(tl.float32)
-            told = tl.load(W + WIDTH * FEATURES + o) + MANY * _column(W, o, 10, FEATURES)
+            told = tl.load(W + WIDTH * NEIGHBOUR_FEATURES + o) + MANY * _column(W, o, 10, NEIGHBOUR_FEATURES)
             hidden = (
                 told[None, :]
-                + (a1 * a1 + b1 * b1)[:, None] * _column(W, o, 0, FEATURES)[None, :]
-                + away.to(tl.float32)[:, None] * _column(W, o, 1, FEATURES)[None, :]
-                + absolute[:, None] * _column(W, o, 2, FEATURES)[None, :]
-                + tl.abs(absolute)[:, None] * _column(W, o, 3, FEATURES)[None, :]
-                + relative[:, None] * _column(W, o, 4, FEATURES)[None, :]
-                + tl.abs(relative)[:, None] * _column(W, o, 5, FEATURES)[None, :]
-                + agree1[:, None] * _column(W, o, 6, FEATURES)[None, :]
-                + (agree1 * agree1)[:, None] * _column(W, o, 7, FEATURES)[None, :]
-                + nc.to(tl.float32)[:, None] * _column(W, o, 8, FEATURES)[None, :]
-                + c.to(tl.float32)[:, None] * _column(W, o, 9, FEATURES)[None, :]
+                + (a1 * a1 + b1 * b1)[:, None] * _column(W, o, 0, NEIGHBOUR_FEATURES)[None, :]
+                + away.to(tl.float32)[:, None] * _column(W, o, 1, NEIGHBOUR_FEATURES)[None, :]
+                + absolute[:, None] * _column(W, o, 2, NEIGHBOUR_FEATURES)[None, :]
+                + tl.abs(absolute)[:, None] * _column(W, o, 3, NEIGHBOUR_FEATURES)[None, :]
+                + relative[:, None] * _column(W, o, 4, NEIGHBOUR_FEATURES)[None, :]
+                + tl.abs(relative)[:, None] * _column(W, o, 5, NEIGHBOUR_FEATURES)[None, :]
+                + agree1[:, None] * _column(W, o, 6, NEIGHBOUR_FEATURES)[None, :]
+                + (agree1 * agree1)[:, None] * _column(W, o, 7, NEIGHBOUR_FEATURES)[None, :]
+                + nc.to(tl.float32)[:, None] * _column(W, o, 8, NEIGHBOUR_FEATURES)[None, :]
+                + c.to(tl.float32)[:, None] * _column(W, o, 9, NEIGHBOUR_FEATURES)[None, :]
             )
             hidden = _silu(hidden)
-            W += WIDTH * (FEATURES + 1)
-            # What all of them say together.
+            W += WIDTH * (NEIGHBOUR_FEATURES + 1)
+            # The second layer sees what all neighbours say together.
             weight = (position / total).to(tl.float32)
             told = tl.load(W + WIDTH * (2 * WIDTH + 2) + o) + _pooled(W, o, 2 * WIDTH + 2, weight, hidden, WIDTH)
             told += tl.log(sigma).to(tl.float32) * _column(W, o, 2 * WIDTH, 2 * WIDTH + 2)
@@ -115,7 +117,7 @@ def _forward(
             position = kernel * share
             slope = kernel * tl.exp(tl.minimum(tl.maximum(steep.to(tl.float64) - 2, -12), 6))
     # The verdict on the fit.
-    SIZE: tl.constexpr = 2 * WIDTH + OWN
+    SIZE: tl.constexpr = 2 * WIDTH + SAMPLE_FEATURES
     own = _first(q, error)
     verdict = tl.load(W + WIDTH * SIZE + o) + _pooled(W, o, SIZE, weight, hidden, WIDTH)
     verdict += tl.log(sigma).to(tl.float32) * _column(W, o, 2 * WIDTH, SIZE)
@@ -138,11 +140,11 @@ def _forward(
 
 
 @triton.jit
-def _fitted(
+def _weighted_fit(
     x, y, z, lx, ly, lz, position, slope, cx, cy, cz, ux, uy, uz, vx, vy, vz, fx, fy, fz, c0, c1, c2,
     RADIUS: tl.constexpr,
 ):  # fmt: skip
-    """The quadric with the given weights over the tangent plane of the one before: centre, frame, coefficients; places
+    """The weighted fit over the tangent plane of the quadric before: centre, frame and coefficients, and the positions
     and normals of the neighbours in the frame."""
     lift = c0 * RADIUS
     cx, cy, cz = cx + lift * fx, cy + lift * fy, cz + lift * fz
@@ -153,7 +155,7 @@ def _fitted(
     x, y, z = (x - cx) / RADIUS, (y - cy) / RADIUS, (z - cz) / RADIUS
     a, b, c = ux * x + uy * y + uz * z, vx * x + vy * y + vz * z, fx * x + fy * y + fz * z
     na, nb, nc = ux * lx + uy * ly + uz * lz, vx * lx + vy * ly + vz * lz, fx * lx + fy * ly + fz * lz
-    # The normal equations for 1, a, b, a^2, ab, b^2, by the sums of a^s b^t with the weights.
+    # The normal equations for 1, a, b, a^2, ab, b^2, from weighted sums of a^s b^t.
     p = tl.arange(0, 8)
     pa, pb = (
         tl.where(p == 3, 2, ((p == 1) | (p == 4)).to(tl.int32)),
@@ -185,29 +187,29 @@ def _fitted(
             term *= b
         row *= a
     diagonal = p[:, None] == p[None, :]
-    ridge = RIDGE * tl.maximum(tl.sum(tl.where(diagonal, gram, 0)) / 6, 1e-9)
+    ridge = RIDGE_OVER_DIAGONAL * tl.maximum(tl.sum(tl.where(diagonal, gram, 0)) / 6, 1e-9)
     found, _ = solve_symmetric(gram + tl.where(diagonal, ridge, 0), right, 6, 8)
-    found = tl.minimum(tl.maximum(found, -STEEPEST), STEEPEST)
+    found = tl.minimum(tl.maximum(found, -MAX_COEFFICIENT), MAX_COEFFICIENT)
     c0, c1, c2 = _at(p, 0, found), _at(p, 1, found), _at(p, 2, found)
     c3, c4, c5 = _at(p, 3, found), _at(p, 4, found), _at(p, 5, found)
     return cx, cy, cz, ux, uy, uz, vx, vy, vz, fx, fy, fz, c0, c1, c2, c3, c4, c5, a, b, c, na, nb, nc
 
 
 @triton.jit
-def _seen(c0, c1, c2, c3, c4, c5, a, b, c, na, nb, nc, position, RADIUS: tl.constexpr):
-    """Signed distances of neighbours from the fit, cosines with its normals, the sum of weights, the RMS distance."""
+def _residuals(c0, c1, c2, c3, c4, c5, a, b, c, na, nb, nc, position, RADIUS: tl.constexpr):
+    """Signed distances of neighbours from the fit, cosines with its normals, sum of the weights, RMS distance."""
     h = c0 + a * (c1 + c3 * a + c4 * b) + b * (c2 + c5 * b)
     ha, hb = c1 + 2 * c3 * a + c4 * b, c2 + c4 * a + 2 * c5 * b
     level = 1 / tl.sqrt(1 + ha * ha + hb * hb)
     error = (c - h) * level * RADIUS
     total = tl.maximum(tl.sum(position), 1e-12)
-    sigma = tl.sqrt(tl.sum(position * error * error) / total + FLAT * FLAT)
+    sigma = tl.sqrt(tl.sum(position * error * error) / total + MIN_RESIDUAL * MIN_RESIDUAL)
     return error, (nc - ha * na - hb * nb) * level, total, sigma
 
 
 @triton.jit
 def _pooled(W, o, size, weight, hidden, WIDTH: tl.constexpr):
-    """Weights W (WIDTH, size) times mean and largest of what neighbours say."""
+    """Weights W (WIDTH, size) times the weighted mean and the maximum of the neighbours' features."""
     i = tl.arange(0, WIDTH)
     mean, largest = tl.sum(weight[:, None] * hidden, 0), tl.max(hidden, 0)
     told = tl.sum(tl.load(W + o[:, None] * size + i[None, :]) * mean[None, :], 1)

@@ -1,15 +1,17 @@
-"""Triangles through clean oriented samples, however unevenly these are spread: a cut of their Delaunay tetrahedra.
+"""Triangles through clean oriented samples of any density: a minimum cut of their Delaunay tetrahedra.
 
-Every tetrahedron is inside or outside, and the surface is where the two meet. Two terms decide (Labatut, Pons and
-Keriven 2009, "Robust and efficient surface reconstruction from range data", with normals in place of lines of sight):
+Every tetrahedron is labelled inside or outside. The surface consists of the triangles between the two labels. The
+labels minimise the sum of two costs (Labatut, Pons and Keriven 2009, "Robust and efficient surface reconstruction from
+range data", with normals in place of lines of sight):
 
-- Around each sample a tetrahedron takes up a solid angle w, in the direction d. With d . n > 0 it costs w (d . n)^3 to
-  call it inside, with d . n < 0 it costs w |d . n|^3 to call it outside.
-- A triangle of the surface costs LOOSE (1 - min(cos a, cos b)), a and b the angles at which the circumspheres of its
-  two tetrahedra meet it: little where both are large and empty, as they are where the surface is.
+- At each of its corners a tetrahedron fills a solid angle w in the mean direction d. Let n be the normal of the sample
+  there. If d . n > 0, the label inside costs w (d . n)^3. If d . n < 0, the label outside costs w |d . n|^3.
+- A triangle of the surface costs SHAPE_WEIGHT (1 - min(cos a, cos b)), where a and b are the angles between the
+  triangle and the circumspheres of its two tetrahedra. On the true surface both spheres are large and empty, so that
+  this cost is small. To it comes a small cost in proportion to the area of the triangle.
 
-The smallest total is a minimum cut of a graph. The world around is outside, so open surfaces get lids, which the
-normals at their corners contradict.
+The labels of least cost are a minimum cut of a graph. The space around the tetrahedra is outside. An open surface
+therefore gets lids; the normals at the corners of a lid contradict it.
 """
 
 from __future__ import annotations
@@ -24,105 +26,137 @@ from torch import Tensor
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.search.neighbours import voronoi_areas
 
-POWER, LOOSE, LARGE = 3.0, 0.3, 0.003
-UNITS = 10_000  # costs are whole numbers of this part
-SHAKE = 1e-9  # of the extent
-FACES, ASKEW = 0.9, 0.1  # cosines: of a normal with the mean of the four, and at most of an edge with it, on a face
-FLAT = 1e-6  # six volumes, over the cube of the size, of a tetrahedron that is but a piece of a plane
-OPPOSITE = torch.tensor([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # corners of the face across from each corner
+# The three weights below were chosen together, by trial: with several dozen settings on the shapes of docs/neural.md.
+# Exponent of the cosine between a direction and a normal in the cost of a label. A larger exponent counts directions
+# near the normal only; with 1, directions along the surface, where the normal says least, would count most.
+COSINE_POWER = 3.0
+# Cost of a triangle whose circumspheres meet it at right angles, against solid angles of up to 4 pi at its corners.
+# With more, normals count for less and thin parts are cut away; with less, the triangles get ragged.
+SHAPE_WEIGHT = 0.3
+# Cost of a triangle as large as the mean area of a sample. It is a hundredth of SHAPE_WEIGHT, so that it decides only
+# between surfaces that are otherwise equally good: the smaller one is taken.
+AREA_WEIGHT = 0.003
+COST_STEPS = 10_000  # costs are rounded to multiples of 1 / COST_STEPS, because the maximum flow takes whole numbers
+# Standard deviation of the displacement of points before Delaunay's algorithm, over the longest side of their box. It
+# is far above rounding and far below any distance that matters.
+DISPLACEMENT = 1e-9
+# A flat tetrahedron lies on a face of the surface if each of its normals has at least this cosine (26 degrees) with the
+# mean of the four, chosen by trial.
+MIN_NORMAL_COSINE_ON_FACE = 0.9
+# A flat tetrahedron lies on a face of the surface if none of its edges has a larger cosine with the mean normal, that
+# is, if all edges are within 6 degrees of the tangent plane. Chosen by trial.
+MAX_EDGE_COSINE_ON_FACE = 0.1
+# A tetrahedron is flat if six times its volume, over the cube of its largest coordinate difference, is at most this.
+# DISPLACEMENT gives a piece of a plane about 1e-9 times the extent of the cloud over the size of the tetrahedron.
+MAX_FLAT_VOLUME = 1e-6
+UNBOUNDED_CAPACITY = 2**30  # capacity of an edge of the graph that no cut may use
+OPPOSITE_FACE = torch.tensor([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # corners of the face opposite each corner
 
 
 def triangulate(points: Tensor, normals: Tensor) -> Tensor | None:
-    """Triangles (t, 3) int64 over points (m, 3) with normals (m, 3) of agreeing signs, facing as these do.
+    """Triangles (t, 3) int64 over points (m, 3) with normals (m, 3), oriented like the normals.
 
-    None where there are too few points. On the CPU, wherever the points are.
+    The signs of the normals must agree: all outwards or all inwards. Returns None where there are too few points for
+    one tetrahedron. The work is done on the CPU, and the result is on the device of the points.
     """
     p, n = points.detach().double().cpu(), normals.detach().double().cpu()
     areas = voronoi_areas(p, n)
     inwards = float((areas[:, None] * (p - p.mean(0)) * n).sum()) < 0
     n = -n if inwards else n
-    p = _shaken(p)
+    p = _displaced(p)
     try:
-        found = Delaunay(p.numpy())
+        delaunay = Delaunay(p.numpy())
     except QhullError:
         return None
-    tets, across = (torch.from_numpy(v.astype(np.int64)) for v in (found.simplices, found.neighbors))
-    inside_costs, outside_costs = _sky(p[tets], n[tets])
-    face, within, beyond, cost = _faces(p, tets, across, float(areas.mean()))
-    outside = _cut(inside_costs, outside_costs, within, beyond, cost)
-    a, b = outside[within], outside[beyond]
-    # `face` looks from `within` to `beyond`.
+    tets, across = (torch.from_numpy(v.astype(np.int64)) for v in (delaunay.simplices, delaunay.neighbors))
+    inside_costs, outside_costs = _label_costs(p[tets], n[tets])
+    face, behind, ahead, cost = _faces(p, tets, across, float(areas.mean()))
+    outside = _minimum_cut(inside_costs, outside_costs, behind, ahead, cost)
+    a, b = outside[behind], outside[ahead]
+    # The normal of `face` points from the tetrahedron `behind` to the one `ahead`.
     triangles = torch.cat([face[~a & b], face[a & ~b].flip(1)])
     return (triangles.flip(1) if inwards else triangles).to(points.device)
 
 
-def _shaken(p: Tensor) -> Tensor:
-    """p moved by next to nothing: points of a plane or a sphere cost Delaunay's algorithm far more time than others."""
-    size = SHAKE * (p.amax(0) - p.amin(0)).max()
+def _displaced(p: Tensor) -> Tensor:
+    """Points p (m, 3), each moved by a tiny random distance.
+
+    Delaunay's algorithm takes far more time for many points on one plane or one sphere than for others.
+    """
+    size = DISPLACEMENT * (p.amax(0) - p.amin(0)).max()
     return p + size * torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=p.dtype)
 
 
-def _sky(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-    """What it costs (t,) to call tetrahedra with corners (t, 4, 3), and normals there, inside; and outside.
+def _label_costs(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
+    """Costs (t,), (t,) of the labels inside and outside of tetrahedra with corners (t, 4, 3) and normals (t, 4, 3).
 
-    Flat ones take up nothing of the sky, or, seen from a corner between the others, by mistake the half of it. On a
-    face of the surface it would be the same to have them inside or outside, but they go on over its notches, where
-    only outside will do: inside they cost more than their triangles usually save.
+    A flat tetrahedron fills no solid angle. The formula would give it half the sphere at a corner that lies between
+    the other three, so it is left out there. Flat tetrahedra on a face of the surface could have either label, but
+    those that span a notch of the face must be outside. So the label inside costs them more than the triangles that it
+    would usually save.
     """
     edges = corner[:, 1:] - corner[:, :1]
-    solid = torch.linalg.det(edges).abs() > FLAT * edges.abs().amax((1, 2)) ** 3
+    solid = torch.linalg.det(edges).abs() > MAX_FLAT_VOLUME * edges.abs().amax((1, 2)) ** 3
     mean = unit(normal.sum(1))[:, None]
-    on_face = (dot(mean, normal).amin(1) > FACES) & (dot(unit(edges), mean).abs().amax(1) < ASKEW)
-    inside = 4 * LOOSE * (~solid & on_face).to(corner.dtype)
+    alike = dot(mean, normal).amin(1) > MIN_NORMAL_COSINE_ON_FACE
+    on_face = alike & (dot(unit(edges), mean).abs().amax(1) < MAX_EDGE_COSINE_ON_FACE)
+    inside = 4 * SHAPE_WEIGHT * (~solid & on_face).to(corner.dtype)
     outside = torch.zeros_like(inside)
-    for k, others in enumerate(OPPOSITE):
+    for k, others in enumerate(OPPOSITE_FACE):
         edge = corner[:, others] - corner[:, k, None]
         towards = dot(unit(edge.mean(1)), normal[:, k])
         angle = solid * _solid_angle(edge)
-        inside += angle * towards.clamp_min(0) ** POWER
-        outside += angle * (-towards).clamp_min(0) ** POWER
+        inside += angle * towards.clamp_min(0) ** COSINE_POWER
+        outside += angle * (-towards).clamp_min(0) ** COSINE_POWER
     return inside, outside
 
 
 def _solid_angle(edge: Tensor) -> Tensor:
-    """Of the cone (t,) over edges (t, 3, 3): Van Oosterom and Strackee 1983, "The solid angle of a plane triangle"."""
+    """Solid angles (t,) of the cones spanned by edges (t, 3, 3).
+
+    Van Oosterom and Strackee 1983, "The solid angle of a plane triangle".
+    """
     a, b, c = edge.unbind(1)
     la, lb, lc = (dot(v, v).sqrt() for v in (a, b, c))
     over = dot(a, torch.linalg.cross(b, c)).abs()
     return 2 * torch.atan2(over, la * lb * lc + dot(a, b) * lc + dot(a, c) * lb + dot(b, c) * la)
 
 
-def _faces(p: Tensor, tets: Tensor, across: Tensor, usual: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each face (f, 3) once, the tetrahedra (f,), (f,) that it looks from and to, and what it costs in the surface.
+def _faces(p: Tensor, tets: Tensor, across: Tensor, mean_area: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Each face (f, 3) once, the tetrahedra (f,), (f,) behind and ahead of it, and its cost (f,) in the surface.
 
-    usual: area of a triangle that costs LARGE for its size. The world around has the number of tetrahedra, and the
-    circumsphere of a half space.
+    The normal of a face points from the tetrahedron behind to the one ahead. mean_area: area of a triangle whose area
+    costs AREA_WEIGHT. The space around the t tetrahedra has the number t; its circumsphere is a half space.
     """
     count = len(tets)
     centre = _circumcentres(p[tets])
     parts = []
-    for k, others in enumerate(OPPOSITE):
+    for k, others in enumerate(OPPOSITE_FACE):
         own = ((across[:, k] > torch.arange(count)) | (across[:, k] < 0)).nonzero()[:, 0]
         other, face = across[own, k], tets[own][:, others]
         origin = p[face[:, 0]]
         normal = unit(torch.linalg.cross(p[face[:, 1]] - origin, p[face[:, 2]] - origin))
         turned = dot(p[tets[own, k]] - origin, normal) > 0
         face, normal = torch.where(turned[:, None], face.flip(1), face), torch.where(turned[:, None], -normal, normal)
-        here = -_height(centre[own] - origin, normal)
-        there = torch.where(other < 0, 1.0, _height(centre[other] - origin, normal))
-        cost = LOOSE * (1 - torch.minimum(here, there)) + LARGE * triangle_areas(p[face]) / usual
+        here = -_sphere_cosine(centre[own] - origin, normal)
+        there = torch.where(other < 0, 1.0, _sphere_cosine(centre[other] - origin, normal))
+        area_cost = AREA_WEIGHT * triangle_areas(p[face]) / mean_area
+        cost = SHAPE_WEIGHT * (1 - torch.minimum(here, there)) + area_cost
         parts.append((face, own, torch.where(other < 0, count, other), cost))
     face, own, other, cost = (torch.cat(part) for part in zip(*parts, strict=True))
     return face, own, other, cost
 
 
-def _height(offset: Tensor, normal: Tensor) -> Tensor:
-    """Cosine (f,) of the angle between a plane and a sphere with its centre at an offset (f, 3) from a common point."""
+def _sphere_cosine(offset: Tensor, normal: Tensor) -> Tensor:
+    """Cosine (f,) of the angle between planes with normals (f, 3) and spheres that meet them.
+
+    offset (f, 3): from a common point of sphere and plane to the centre of the sphere.
+    """
     return dot(offset, normal) / dot(offset, offset).sqrt().clamp_min(torch.finfo(offset.dtype).tiny)
 
 
 def _circumcentres(corner: Tensor) -> Tensor:
-    """Centres (t, 3) of the spheres through corners (t, 4, 3); where there is none, the middle of these."""
+    """Centres (t, 3) of the spheres through corners (t, 4, 3); the mean of the corners where there is no sphere."""
     edge = corner[:, 1:] - corner[:, :1]
     has = torch.linalg.det(edge) != 0
     centre = corner.mean(1)
@@ -131,22 +165,24 @@ def _circumcentres(corner: Tensor) -> Tensor:
     return centre
 
 
-def _cut(inside: Tensor, outside: Tensor, first: Tensor, second: Tensor, cost: Tensor) -> Tensor:
-    """Which of t tetrahedra and the world around (t + 1,) are outside, given what it costs (t,) to call them inside
-    and outside, and what faces between first and second (f,) cost (f,)."""
+def _minimum_cut(inside: Tensor, outside: Tensor, first: Tensor, second: Tensor, cost: Tensor) -> Tensor:
+    """Whether each of t tetrahedra, and the space around them, is outside: (t + 1,) bool.
+
+    inside, outside (t,): costs of the two labels. cost (f,): of the faces between tetrahedra first and second (f,).
+    """
     count = len(inside)
     source, sink, every = count + 1, count + 2, torch.arange(count)
     rows = torch.cat([first, second, torch.full_like(every, source), every]).numpy()
     columns = torch.cat([second, first, every, torch.full_like(every, sink)]).numpy()
-    capacity = (torch.cat([cost, cost, inside, outside]) * UNITS).round().to(torch.int32).numpy()
-    # Nothing cuts the world around off from the source.
+    capacity = (torch.cat([cost, cost, inside, outside]) * COST_STEPS).round().to(torch.int32).numpy()
+    # The space around is outside: no cut may part it from the source.
     rows, columns = np.append(rows, source), np.append(columns, count)
-    capacity = np.append(capacity, np.int32(2**30))
+    capacity = np.append(capacity, np.int32(UNBOUNDED_CAPACITY))
     graph = csr_array(coo_array((capacity, (rows, columns)), shape=(count + 3, count + 3)))
     left = graph - maximum_flow(graph, source, sink).flow
     left.data = np.maximum(left.data, 0)
     left.eliminate_zeros()
     reached = torch.from_numpy(breadth_first_order(left, source, return_predecessors=False).astype(np.int64))
-    found = torch.zeros(count + 3, dtype=torch.bool)
-    found[reached] = True
-    return found[: count + 1]
+    outside_of = torch.zeros(count + 3, dtype=torch.bool)
+    outside_of[reached] = True
+    return outside_of[: count + 1]

@@ -1,4 +1,4 @@
-"""The weights of the network of fits, in files and as they come with lamina."""
+"""Weights of the network behind robust fits: in files, and those that come with lamina."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
 from lamina.reconstruction.fit_network import FitConfig, FitNetwork
 
-SHIPPED = "neural.safetensors"
-FORMAT = "lamina fit network 1"
+SHIPPED_WEIGHTS = "neural.safetensors"
+FIT_NETWORK_FORMAT = "lamina fit network 1"
 
 
 def save_fit_network(path: str | Path, network: FitNetwork, **notes: Any) -> Path:
-    """Write the network of the learned operator with its configuration and notes."""
-    return save_tensors(path, network.state_dict(), {"format": FORMAT, "config": network.config.as_dict(), **notes})
+    """Write the network of robust fits with its configuration and notes."""
+    facts = {"format": FIT_NETWORK_FORMAT, "config": network.config.as_dict(), **notes}
+    return save_tensors(path, network.state_dict(), facts)
 
 
 def load_fit_network(path: str | Path) -> FitNetwork:
-    """The network of the learned operator in a file."""
+    """The network of robust fits in a file."""
     tensors, metadata = load_tensors(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != FIT_NETWORK_FORMAT:
         raise InputError(f"{path} holds no network of fits but {metadata.get('format', 'something unnamed')!r}.")
     try:
         config = metadata["config"]
@@ -36,6 +37,6 @@ def load_fit_network(path: str | Path) -> FitNetwork:
 
 @cache
 def shipped_fit_network() -> FitNetwork:
-    """The network of the learned operator that comes with lamina, trained on the Spike by `lamina train`."""
-    with resources.as_file(resources.files("lamina.reconstruction") / SHIPPED) as path:
+    """The network of robust fits that comes with lamina, trained on the Spike by `lamina train`."""
+    with resources.as_file(resources.files("lamina.reconstruction") / SHIPPED_WEIGHTS) as path:
         return load_fit_network(path).requires_grad_(False)

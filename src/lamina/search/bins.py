@@ -1,8 +1,9 @@
-"""Exact nearest points by a grid of bins: what a k-d tree does, in a few operations on whole tensors, as GPUs want it.
+"""Exact nearest points by a grid of bins, in few operations on whole tensors: faster on a GPU than a k-d tree.
 
-Points are sorted by bin. The 27 bins around a query are 9 ranges of them, for bins that follow each other in the last
-coordinate do so in memory. Points outside are farther away than the width of a bin, so the k nearest of those inside
-are the k nearest of all unless the last of them is farther than that; such queries try again with wider bins.
+Points are sorted by bin. The 27 bins around a query are 9 ranges of the sorted points, because bins that follow each
+other in the last coordinate follow each other in memory. Points outside these bins are farther away than the width of
+a bin. The k nearest inside are therefore the k nearest of all, unless the last of them is farther than that width; such
+queries are repeated with wider bins.
 """
 
 from __future__ import annotations
@@ -13,28 +14,36 @@ import torch
 from torch import Tensor
 
 from lamina.device import by_kernel
+from lamina.geometry.lattice import cell_keys
 from lamina.geometry.triangles import dot_rows, minus, rows, take
 
-FEW = 2**25  # pairs of points and queries that are all looked at
-PAIRS = 2**26  # looked at together
-TRIED = 256  # queries whose neighbours are found first, to tell how wide bins should be
-WIDER, USUAL = 1.05, 2.0  # bins are so much wider than the farthest of these, but not so many times the median
-ROUNDS = 6
-CROWDED = 64, 4096  # times k, and more: queries with so many points around them get narrower bins
-FINEST = 2.0**-20  # width of a bin, over the extent
+# With at most this many pairs of a point and a query, all pairs are compared: that is faster than making bins.
+MAX_ALL_PAIRS = 2**25
+PAIR_BATCH = 2**26  # pairs compared at a time
+WIDTH_QUERIES = 256  # queries whose neighbours are found first, by all pairs, to choose the width of bins
+# Bins are this many times as wide as the largest distance of a k-th neighbour among these queries, but at most the
+# second number times the median distance. Narrower bins send more queries to a second round, wider ones hold more
+# points.
+WIDTH_OVER_LARGEST, MAX_WIDTH_OVER_MEDIAN = 1.05, 2.0
+# After this many rounds, each with bins twice as wide, the queries that are left are compared with all points.
+WIDENING_ROUNDS = 6
+# Queries with more points around them than the first number times k, and the second number, get narrower bins:
+# otherwise a few crowded bins would take most of the time.
+CROWDED_PER_NEIGHBOUR, CROWDED_POINTS = 64, 4096
+MIN_BIN_WIDTH = 2.0**-20  # as a share of the extent: keys of bins then fit into 64 bits
 
 
 def nearest_by_bins(points: Tensor, x: Tensor, k: int, within: float = math.inf) -> tuple[Tensor, Tensor]:
     """Indices (n, k) int64 and distances (n, k) of the k points (m, 3) nearest to x (n, 3), nearest first.
 
-    Those farther away than `within` need not be found; their distance is then infinite.
+    Points farther away than `within` need not be found: their distance is then infinite.
     """
     if len(x) and points.dtype == x.dtype and by_kernel(points, x):
-        from lamina.search.nearest_kernel import MOST, MOST_OF_ONE, WIDEST
+        from lamina.search.nearest_kernel import MAX_NEIGHBOURS, MAX_PAIRS_OF_ONE, MAX_PAIRS_OF_SEVERAL
 
-        if k <= WIDEST and len(points) * len(x) <= (MOST_OF_ONE if k == 1 else MOST):
+        if k <= MAX_NEIGHBOURS and len(points) * len(x) <= (MAX_PAIRS_OF_ONE if k == 1 else MAX_PAIRS_OF_SEVERAL):
             return _by_kernel(points, x, k)
-    if len(points) * len(x) <= FEW:
+    if len(points) * len(x) <= MAX_ALL_PAIRS:
         return nearest_of_all(points, x, k)
     if within < math.inf:
         index, distance, _ = _Bins(points, points.new_tensor(within * (1 + 1e-9))).nearest(x, k)
@@ -42,8 +51,8 @@ def nearest_by_bins(points: Tensor, x: Tensor, k: int, within: float = math.inf)
     width = _first_width(points, x, k)
     index, distance, sure = _Bins(points, width).nearest(x, k)
     todo = (~sure).nonzero()[:, 0]
-    for _ in range(ROUNDS):
-        if len(todo) * len(points) <= FEW:
+    for _ in range(WIDENING_ROUNDS):
+        if len(todo) * len(points) <= MAX_ALL_PAIRS:
             break
         width = 2 * width
         index[todo], distance[todo], sure = _Bins(points, width).nearest(x[todo], k)
@@ -66,11 +75,12 @@ def _by_kernel(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def nearest_of_all(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The same, by the distances of all pairs."""
+    """Indices (n, k) and distances (n, k) of the k nearest points, by comparing all pairs."""
     there = rows(points)
     found = []
-    for block in x.split(max(1, PAIRS // len(points))):
-        # Differences: |x|^2 - 2 x.y + |y|^2 loses half the digits, and torch.cdist without it takes 40 times as long.
+    for block in x.split(max(1, PAIR_BATCH // len(points))):
+        # From differences: |x|^2 - 2 x.y + |y|^2 loses half the digits, and torch.cdist takes 40 times as long without
+        # that formula.
         a, b, c = rows(block)
         away = minus((a[:, None], b[:, None], c[:, None]), there)
         square = dot_rows(away, away)
@@ -80,36 +90,33 @@ def nearest_of_all(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _first_width(points: Tensor, x: Tensor, k: int) -> Tensor:
-    """Width () of bins, for most queries the distance of their k-th neighbour."""
-    some = x[:: max(1, len(x) // min(TRIED, max(1, PAIRS // len(points))))]
+    """Width () of bins: at least the distance of the k-th neighbour for most queries."""
+    some = x[:: max(1, len(x) // min(WIDTH_QUERIES, max(1, PAIR_BATCH // len(points))))]
     last = nearest_of_all(points, some, k)[1][:, -1]
-    usual = torch.minimum(WIDER * last.max(), USUAL * last.median())
-    return torch.maximum(usual, FINEST * (points.amax(0) - points.amin(0)).max())
+    width = torch.minimum(WIDTH_OVER_LARGEST * last.max(), MAX_WIDTH_OVER_MEDIAN * last.median())
+    return torch.maximum(width, MIN_BIN_WIDTH * (points.amax(0) - points.amin(0)).max())
 
 
 class _Bins:
-    """The points (m, 3), sorted into cubes of side width ()."""
+    """The points (m, 3), sorted into cubic bins of side width ()."""
 
     def __init__(self, points: Tensor, width: Tensor):
         self.all, self.width, self.low = points, width, points.amin(0)
         cube = ((points - self.low) / width).long()
         self.shape = cube.amax(0) + 1
-        self.key, self.order = torch.sort(self._keys(*cube.unbind(1)))
+        self.key, self.order = torch.sort(cell_keys(cube.unbind(1), self.shape))
         self.points = rows(points[self.order])
 
-    def _keys(self, i: Tensor, j: Tensor, k: Tensor) -> Tensor:
-        return (i * self.shape[1] + j) * self.shape[2] + k
-
     def nearest(self, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices (n, k) and distances (n, k) of the nearest in the bins around x (n, 3), and whether (n,) they are the
-        nearest of all."""
+        """Indices (n, k) and distances (n, k) of the nearest points in the bins around x (n, 3), and whether (n,) these
+        are the nearest of all points."""
         place = (x - self.low) / self.width
         cube = place.floor()
         part = place - cube
         safe = (1 + torch.minimum(part, 1 - part).amin(1)) * self.width * (1 - 1e-9)
         first, size = self._ranges(cube.long())
         total = size.sum(1)
-        widest, limit = int(total.max()), CROWDED[0] * k + CROWDED[1]
+        widest, limit = int(total.max()), CROWDED_PER_NEIGHBOUR * k + CROWDED_POINTS
         crowded = (total > limit).nonzero()[:, 0] if widest > limit else total[:0]
         if not 0 < len(crowded) < len(x):
             found, away = self._nearest_in(x, first, size, total, k, widest)
@@ -122,26 +129,27 @@ class _Bins:
         return found, away, sure.index_fill_(0, crowded, True)
 
     def _ranges(self, cube: Tensor) -> tuple[Tensor, Tensor]:
-        """First place and number (n, 9) of the points in three bins each around cubes (n, 3)."""
+        """The 9 ranges of sorted points in the 27 bins around cubes (n, 3): first position and length (n, 9)."""
         step = torch.arange(-1, 2, device=cube.device)
         i, j = (cube[:, :1] + step.repeat_interleave(3), cube[:, 1:2] + step.repeat(3))
         low, high = (cube[:, 2:] - 1).clamp_min(0), torch.minimum(cube[:, 2:] + 1, self.shape[2] - 1)
         there = (i >= 0) & (i < self.shape[0]) & (j >= 0) & (j < self.shape[1]) & (low <= high)
-        first = torch.searchsorted(self.key, self._keys(i, j, low))
-        last = torch.searchsorted(self.key, self._keys(i, j, high), right=True)
+        first = torch.searchsorted(self.key, cell_keys((i, j, low), self.shape))
+        last = torch.searchsorted(self.key, cell_keys((i, j, high), self.shape), right=True)
         return first, (last - first) * there
 
     def _nearest_in(
         self, x: Tensor, first: Tensor, size: Tensor, total: Tensor, k: int, widest: int
     ) -> tuple[Tensor, Tensor]:
-        """Of the points in ranges (n, 9), total (n,) and at most `widest`; any k where they are fewer."""
+        """The k nearest of the points in ranges (n, 9) that hold total (n,) <= widest points; arbitrary if fewer."""
         widest = max(k, widest)
-        if len(x) * widest <= PAIRS or len(x) == 1:
+        if len(x) * widest <= PAIR_BATCH or len(x) == 1:
             return self._nearest_among(x, first, size, total, k, widest)
-        # Those with many points around go together: all of them have the columns of the one with most.
+        # Queries with many points around them are batched together, as all of a batch get as many columns as the
+        # largest.
         order = torch.argsort(total)
         found, away = first.new_empty(len(x), k), x.new_empty(len(x), k)
-        for part in order.tensor_split(min(len(x), max(2, -(-len(x) * widest // PAIRS)))):
+        for part in order.tensor_split(min(len(x), max(2, -(-len(x) * widest // PAIR_BATCH)))):
             some = (v[part] for v in (x, first, size, total))
             found[part], away[part] = self._nearest_in(*some, k=k, widest=int(total[part[-1]]))
         return found, away

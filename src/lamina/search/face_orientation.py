@@ -1,4 +1,4 @@
-"""Sides of a triangle mesh: faces turned so that neighbours agree and closed pieces look outwards."""
+"""Orientation of a triangle mesh: faces are turned so that neighbours agree and closed pieces look outwards."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from lamina.geometry.triangles import dot, triangle_areas
 from lamina.linear.graph import components, numbered
 from lamina.search.winding import WindingTree
 
-PROBES = 16  # places on a piece at which it is asked whether it lies inside the others
+# A piece lies inside the others if the median of their winding number is above a half just outside this many of its
+# largest faces, at the second number times the root of the face's area.
+INSIDE_PROBES, INSIDE_PROBE_DISTANCE = 16, 0.01
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Which way the faces of a mesh should look."""
+    """How the faces of a mesh are to be turned so that neighbours agree."""
 
     sign: Tensor  # (m,) int64, -1 for faces to be turned over
-    piece: Tensor  # (m,) int64, faces that are joined through edges of exactly two faces
-    one_sided: Tensor  # (pieces,) whether the piece has but one side, as a Moebius strip
+    piece: Tensor  # (m,) int64, the same for faces that are joined through edges of exactly two faces
+    one_sided: Tensor  # (pieces,) whether the piece has one side only, as a Moebius strip
 
 
 def agreeing_sides(faces: Tensor) -> Sides:
     """Signs with which the two faces at an edge run along it in opposite directions, for faces (m, 3).
 
-    Every face stands twice in a graph, as it is and turned over; faces that agree are linked as they are, those that
-    do not each with the other turned over. A piece then falls into two components, its two sides, of which that with
-    its first face as it is is taken; a piece in one component has a single side. Edges of more than two faces link
-    nothing.
+    Every face is two nodes of a graph: as it is, and turned over. Two faces that agree are linked as they are, and
+    turned over; of two faces that do not agree each is linked with the other turned over. A two-sided piece then has
+    two components, its two sides; the side that contains its first face unturned is taken. A piece with a single
+    component is one-sided. Edges of more than two faces link nothing.
     """
     count, vertices = len(faces), int(faces.max()) + 1
     start, end = faces.reshape(-1), faces.roll(-1, 1).reshape(-1)
@@ -50,9 +52,9 @@ def agreeing_sides(faces: Tensor) -> Sides:
 def outward_signs(points: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
     """Signs (m,) with which faces (m, 3) over points (n, 3) agree and look outwards; which pieces are one-sided.
 
-    Pieces whose faces agreed already and that lie inside others are left as they are: cavities look inwards. All
-    others get a positive volume, sum of det(a, b, c) / 6 about their middle. A mesh whose volume as a whole is
-    negative is turned over first.
+    A piece whose faces agreed already and that lies inside others is left as it is: cavities look inwards. All other
+    pieces are turned to have a positive volume, the sum of det(a, b, c) / 6 about their centroid. A mesh whose total
+    volume is negative is turned over first.
     """
     sides = agreeing_sides(faces)
     corners = points[faces]
@@ -77,9 +79,9 @@ def outward_signs(points: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inside_others(corners: Tensor, areas: Tensor, sign: Tensor, piece: Tensor, asked: Tensor) -> Tensor:
-    """Whether each of the pieces asked for lies inside the rest, all turned outwards by sign (m,).
+    """Whether each of the pieces marked in asked (pieces,) lies inside the rest; all are turned outwards by sign (m,).
 
-    Just outside a piece its own winding number is 0: what is left is that of the others.
+    Just outside a piece its own winding number is 0, so the total is that of the others.
     """
     outwards = torch.where((sign < 0)[:, None, None], corners.flip(1), corners)
     tree = WindingTree.of_triangles(outwards)
@@ -88,7 +90,7 @@ def _inside_others(corners: Tensor, areas: Tensor, sign: Tensor, piece: Tensor, 
     result = torch.zeros_like(asked)
     for index in asked.nonzero()[:, 0].tolist():
         mine = (piece == index).nonzero()[:, 0]
-        mine = mine[torch.topk(areas[mine], min(PROBES, len(mine))).indices]
-        probe = corners[mine].mean(1) + 0.01 * areas[mine].sqrt()[:, None] * normal[mine]
+        mine = mine[torch.topk(areas[mine], min(INSIDE_PROBES, len(mine))).indices]
+        probe = corners[mine].mean(1) + INSIDE_PROBE_DISTANCE * areas[mine].sqrt()[:, None] * normal[mine]
         result[index] = tree(probe).median() > 0.5
     return result

@@ -1,7 +1,7 @@
 """Exact nearest primitives (points or triangles), by a vectorised dual-tree search.
 
 Queries and primitives are both grouped into balls of balls. Pairs (query ball, primitive ball) are
-refined level by level; a pair dies when its lower bound
+refined level by level. A pair is dropped when its lower bound
 
     |c_q - c_p| - r_q - r_p
 
@@ -22,8 +22,8 @@ from lamina.geometry.lattice import Blocks, Lattice
 from lamina.geometry.triangles import Rows, closest_on_triangle, dot, dot_rows, minus, rows, take
 from lamina.linear.graph import expand
 
-FANOUT = 4
-MAX_PAIRS = {"cpu": 2**21, "cuda": 2**23}
+BALLS_PER_BALL = 4  # children of a ball: with more, trees are flatter and fewer pairs are dropped early
+MAX_BALL_PAIRS = {"cpu": 2**21, "cuda": 2**23}  # pairs of balls refined at a time
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class BallLevel:
 class BallTree:
     """Balls of balls over given leaf balls, a separate tree for every component.
 
-    centres (n, 3), radii (n,), component (n,): the leaves. `order` sorts the leaves along a space-filling
-    curve; `levels[0]` are the leaves in that order, `levels[-1]` holds one ball a component.
+    centres (n, 3), radii (n,), component (n,): the leaves. `order` sorts the leaves along a space-filling curve.
+    `levels[0]` are the leaves in that order, `levels[-1]` has one ball for each component.
     """
 
     def __init__(self, centres: Tensor, radii: Tensor, component: Tensor):
@@ -54,7 +54,7 @@ class BallTree:
         self.levels = [BallLevel(centres, radii, zero, zero)]
         while len(centres) > int(component[-1] - component[0]) + 1:
             position = _position_within_runs(component)
-            start = (position % FANOUT == 0).nonzero()[:, 0]
+            start = (position % BALLS_PER_BALL == 0).nonzero()[:, 0]
             counts = torch.diff(start, append=start.new_tensor([len(centres)]))
             parent = torch.repeat_interleave(torch.arange(len(start), device=start.device), counts)
             centre = centres[start + counts // 2]
@@ -162,11 +162,11 @@ class Nearest:
         return torch.cat(ijk), torch.cat(component), torch.cat(index), torch.cat(point)
 
     def _search(self, blocks, pair_block: Tensor, pair_ball: Tensor, radius: float):
-        """Refine pairs down to (single query, single primitive); yield (queries, nearest, point) in pieces.
+        """Refine pairs down to (single query, single primitive); return lists of (queries, nearest, point).
 
-        pair_ball indexes the top level of the tree, one ball a component.
+        pair_ball indexes the top level of the tree, which has one ball for each component.
         """
-        limit = MAX_PAIRS[self.primitives.device.type]
+        limit = MAX_BALL_PAIRS[self.primitives.device.type]
         stack = [(blocks, len(self.tree.levels) - 1, pair_block, pair_ball)]
         results = []
         while stack:
@@ -201,7 +201,7 @@ class Nearest:
         distance = _length(minus(take(rows(blocks.centres), b), take(balls.centre_rows, t)))
         upper = torch.full_like(blocks.radii, torch.inf).scatter_reduce_(0, b, distance, "amin")
         if level == 0 and self.primitives.ndim == 3:
-            # The exact distance to one good candidate a block makes the bound tighter by a triangle's radius.
+            # The exact distance to one near triangle of each block makes the bound tighter by the triangle's radius.
             best = t[_first_equal(distance, upper, b)]
             upper = _length(minus(rows(blocks.centres), self._closest(rows(blocks.centres), best)))
         bound = torch.clamp(upper + blocks.radii, max=radius) + blocks.radii
@@ -213,7 +213,7 @@ class Nearest:
         return blocks.take(alive.nonzero()[:, 0]), level, renumber.index_select(0, b), t
 
     def _resolve(self, queries, b: Tensor, t: Tensor):
-        """Exact distances of the remaining pairs; nearest primitive and point for every query."""
+        """The nearest primitive and point for every query, by exact distances of the remaining pairs."""
         x = take(rows(queries.centres), b)
         point = self._closest(x, t)
         distance = _length(minus(x, point))
@@ -238,9 +238,9 @@ def _length(v: Rows) -> Tensor:
 
 def _first_equal(values: Tensor, smallest: Tensor, group: Tensor) -> Tensor:
     """The lowest position (groups,) at which values (n,) attain the minimum (groups,) of their group."""
-    candidate = (values == smallest.index_select(0, group)).nonzero()[:, 0]
+    equal = (values == smallest.index_select(0, group)).nonzero()[:, 0]
     first = torch.full((len(smallest),), len(values), dtype=torch.int64, device=values.device)
-    return first.scatter_reduce_(0, group[candidate], candidate, "amin")
+    return first.scatter_reduce_(0, group[equal], equal, "amin")
 
 
 def _position_within_runs(labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Exact nearest points by looking at all of them, as Triton kernels; `bins.py` is their reference."""
+"""Exact nearest points by comparing all pairs, as Triton kernels; `bins.py` is their reference."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-MOST, MOST_OF_ONE = 2**28, 2**33  # pairs of points and queries, of one neighbour each: with more bins are faster
-WIDEST = 256  # neighbours
-BLOCK = 1024  # points at a time
+# With more pairs of a point and a query than this, bins are faster: for several neighbours of a query, and for one.
+MAX_PAIRS_OF_SEVERAL, MAX_PAIRS_OF_ONE = 2**28, 2**33
+MAX_NEIGHBOURS = 256  # the kernel ranks all neighbours of a query at once
+POINTS_PER_STEP = 1024  # points that a program of the kernel compares at a time
 
 
 def nearest_one(points: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,19 +24,19 @@ def nearest_one(points: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def nearest_several(points: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Indices (n, k) int64 and distances (n, k) of the k points (m, 3) nearest to x (n, 3), nearest first; and whether
-    (n,) they were found, as they are not where very many points lie at one distance.
+    (n,) they were found. They are not found where very many points lie at one distance.
 
-    Around each x a radius is looked for that holds a few more than k points; these are ranked by comparing each with
-    each.
+    Around each x a radius is looked for that holds a few more than k points. These points are ranked by comparing each
+    pair of them.
     """
     n, m = len(x), len(points)
-    room = 128 if k <= 64 else 2 * WIDEST  # few sizes: each is compiled for itself
+    room = 128 if k <= 64 else 2 * MAX_NEIGHBOURS  # few sizes: each is compiled separately
     count, found = (torch.empty(n, dtype=d, device=x.device) for d in (torch.int32, torch.bool))
     which = torch.empty(n, room, dtype=torch.int32, device=x.device)
     square, distance = x.new_empty(n, room), x.new_empty(n, k)
     index = torch.empty(n, k, dtype=torch.int64, device=x.device)
     with torch.cuda.device_of(x):
-        _around[(n,)](x.contiguous(), points.T.contiguous(), count, found, which, square, m, k, room, BLOCK)  # pyright: ignore[reportIndexIssue]
+        _around[(n,)](x.contiguous(), points.T.contiguous(), count, found, which, square, m, k, room, POINTS_PER_STEP)  # pyright: ignore[reportIndexIssue]
         _ranked[(n,)](count, which, square, index, distance, k, room)  # pyright: ignore[reportIndexIssue]
     return index, distance, found
 
@@ -86,7 +87,7 @@ def _around(X, P, COUNT, FOUND, WHICH, SQUARE, m, k, ROOM: tl.constexpr, BLOCK: 
     for start in range(0, m, BLOCK):
         column, square = _squares(P, start, m, x, y, z, BLOCK)
         farthest = tl.maximum(farthest, tl.where(column < m, square, 0))
-    radius = tl.max(farthest) * ((k + ROOM) / (2.0 * m))  # squared; of a surface about as large as it is far
+    radius = tl.max(farthest) * ((k + ROOM) / (2.0 * m))  # squared; as if the points lay evenly on a disc of that size
     count, tries, looking = 0, 0, True
     while looking:
         counts = tl.zeros((BLOCK,), tl.int32)
@@ -96,7 +97,8 @@ def _around(X, P, COUNT, FOUND, WHICH, SQUARE, m, k, ROOM: tl.constexpr, BLOCK: 
         count = tl.sum(counts)
         low = tl.where(count < k, radius, low)
         high = tl.where(count > ROOM, radius, high)
-        # As many as the area of a disc says, if that is between what was too few and what was too many.
+        # The radius whose disc has the right area, if it lies between a radius with too few points and one with too
+        # many.
         wanted = radius * tl.minimum(tl.maximum((k + ROOM) / (2.0 * tl.maximum(count, 1)), 0.125), 8.0)
         between = tl.where(high < float("inf"), (low + high) / 2, 2 * radius)
         wanted = tl.where((wanted > low) & (wanted < high), wanted, between)
@@ -118,7 +120,7 @@ def _around(X, P, COUNT, FOUND, WHICH, SQUARE, m, k, ROOM: tl.constexpr, BLOCK: 
 
 @triton.jit(do_not_specialize=["k"])
 def _ranked(COUNT, WHICH, SQUARE, INDEX, DISTANCE, k, ROOM: tl.constexpr):
-    """The k nearest of those around, in order."""
+    """The k nearest of the points within the radius, in order."""
     row = tl.program_id(0).to(tl.int64)
     count = tl.minimum(tl.load(COUNT + row), ROOM)
     column = tl.arange(0, ROOM)

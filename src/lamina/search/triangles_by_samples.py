@@ -1,4 +1,4 @@
-"""Closest points on triangles for very many scattered queries on the CPU, by way of samples."""
+"""Closest points on triangles for very many scattered queries on the CPU: the triangles of the nearest samples."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from torch import Tensor
 
 from lamina.geometry.triangles import closest_on_triangle, dot, dot_rows, minus, rows, take, triangle_areas
 
-CANDIDATES = 6  # samples whose triangles are looked at
-BATCH = 2**16
+# The closest point is looked for on the triangles of this many nearest samples. With fewer, the error h^2 / (2 d)
+# below is more common; with more, a query takes longer. Chosen by trial.
+TRIED_SAMPLES = 6
+MAX_EDGE_PIECES = 256  # pieces into which an edge is cut for samples, which bounds the memory for one huge triangle
+SAMPLE_QUERY_BATCH = 2**16  # queries at a time
 
 
-class Candidates:
-    """Triangles (m, 3, 3), each with points spread over it no farther apart than h = sqrt(area / samples).
+class TrianglesBySamples:
+    """Triangles (m, 3, 3), each with samples spread over it no farther apart than h = sqrt(total area / samples).
 
-    The closest point is looked for exactly on the triangles of the samples nearest to a query. A sample is within
-    about h of the true foot, so that a distance d is found too large by h^2 / (2 d) at most, and mostly not at all.
-    An order of magnitude faster than `lamina.search.nearest.Nearest` for scattered queries, which is always exact.
+    The closest point is computed exactly on the triangles of the samples nearest to a query. Some sample lies within
+    about h of the true foot, so a distance d is too large by h^2 / (2 d) at most, and mostly not at all. For scattered
+    queries this is an order of magnitude faster than `lamina.search.nearest.Nearest`, which is always exact.
     """
 
     def __init__(self, triangles: Tensor, samples: int = 60_000) -> None:
@@ -29,8 +32,8 @@ class Candidates:
         side = math.sqrt(float(areas.sum()) / samples)
         edge = triangles.roll(-1, 1) - triangles
         longest = dot(edge, edge).amax(1).sqrt()
-        # At the middles of the n^2 small triangles that cutting each edge into n makes, or fewer for slivers.
-        pieces = torch.minimum((areas.sqrt() / side).ceil(), (longest / side).ceil()).long().clamp(1, 256)
+        # Samples lie at the middles of the n^2 small triangles that cutting each edge into n makes; slivers get fewer.
+        pieces = torch.minimum((areas.sqrt() / side).ceil(), (longest / side).ceil()).long().clamp(1, MAX_EDGE_PIECES)
         points, owner = [], []
         for n in torch.unique(pieces).tolist():
             which = (pieces == n).nonzero()[:, 0]
@@ -42,9 +45,9 @@ class Candidates:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """For each row of x (n, 3): a triangle (n,) int64 and the closest point (n, 3) on it."""
-        which, where = [], []
-        for part in x.split(BATCH):
-            _, near = self.tree.query(part.numpy(), min(CANDIDATES, len(self.owner)), workers=-1)
+        which, found = [], []
+        for part in x.split(SAMPLE_QUERY_BATCH):
+            _, near = self.tree.query(part.numpy(), min(TRIED_SAMPLES, len(self.owner)), workers=-1)
             triangle = self.owner[torch.from_numpy(np.asarray(near).reshape(len(part), -1))]
             flat = triangle.reshape(-1)
             query = rows(part.repeat_interleave(triangle.shape[1], 0))
@@ -52,8 +55,8 @@ class Candidates:
             miss = minus(query, point)
             best = dot_rows(miss, miss).reshape(triangle.shape).argmin(1, keepdim=True)
             which.append(triangle.gather(1, best)[:, 0])
-            where.append(torch.stack(point, 1).reshape(*triangle.shape, 3)[torch.arange(len(part)), best[:, 0]])
-        return torch.cat(which), torch.cat(where)
+            found.append(torch.stack(point, 1).reshape(*triangle.shape, 3)[torch.arange(len(part)), best[:, 0]])
+        return torch.cat(which), torch.cat(found)
 
 
 def _middles(n: int) -> Tensor:

@@ -5,10 +5,10 @@ The winding number of a surface S with normals n about a point q is
     w(q) = 1 / (4 pi)  int_S  n . (y - q) / |y - q|^3  dA(y):
 
 1 inside and 0 outside a closed surface whose normals look outwards, and a harmonic function off S that passes smoothly
-through holes where there are any, so that w > 1/2 is an inside for surfaces that are nearly closed (Jacobson, Kavan
-and Sorkine-Hornung 2013, "Robust inside-outside segmentation using generalized winding numbers"). Far groups of
-triangles or points act through the first two terms of their expansion about their middle (Barill, Dickson, Schmidt,
-Levin and Jacobson 2018, "Fast winding numbers for soups and clouds"), near triangles through their solid angle.
+through holes where there are any. So w > 1/2 is an inside for surfaces that are nearly closed (Jacobson, Kavan
+and Sorkine-Hornung 2013, "Robust inside-outside segmentation using generalized winding numbers"). A far group of
+triangles or points is replaced by the first two terms of its expansion about its centroid (Barill, Dickson, Schmidt,
+Levin and Jacobson 2018, "Fast winding numbers for soups and clouds"); a near triangle counts with its solid angle.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from lamina.geometry.triangles import Rows, dot, dot_rows, minus, rows, take
 from lamina.linear.graph import expand
 from lamina.search.nearest import morton_order
 
-FANOUT = 4
-LEAF = 8  # primitives in a group of the lowest level
-BLOCK = 32  # queries that go through the tree together
-FAR = 2.0  # a group is far from queries that are so many of its radii away
-MAX_TERMS = {"cpu": 2**18, "cuda": 2**23}  # (query, group) pairs evaluated at once
+GROUPS_PER_GROUP = 4  # children of a group
+PRIMITIVES_PER_GROUP = 8  # in a group of the lowest level
+QUERIES_PER_BLOCK = 32  # queries that go through the tree together
+# A group is replaced by its expansion if its distance from the queries is more than this many of its radii. Half as
+# many are faster and less accurate; Barill et al. use 2.
+MIN_FAR_RADII = 2.0
+MAX_TERMS = {"cpu": 2**18, "cuda": 2**23}  # pairs of a query and a group evaluated at a time
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,12 @@ class WindingTree:
         if corners is not None:
             offset = corners[order] - centres[:, None]
             reach = dot(offset, offset).amax(1).sqrt()
-        level = _grouped(centres, reach, vectors, torch.zeros(len(centres), 6).to(centres), weights, LEAF)
+        moments = torch.zeros(len(centres), 6).to(centres)
+        level = _grouped(centres, reach, vectors, moments, weights, PRIMITIVES_PER_GROUP)
         self.levels = [level[0]]
         while len(level[1]) > 1:
             groups = level[0]
-            level = _grouped(groups.centres, groups.radii, groups.vectors, groups.moments, level[1], FANOUT)
+            level = _grouped(groups.centres, groups.radii, groups.vectors, groups.moments, level[1], GROUPS_PER_GROUP)
             self.levels.append(level[0])
 
     @classmethod
@@ -86,14 +89,14 @@ class WindingTree:
         if len(x) == 0:
             return x.new_zeros(0)
         order = morton_order(x, torch.zeros(len(x), dtype=torch.int64, device=x.device))
-        fill = order[-1:].expand(-len(x) % BLOCK)
-        blocks = x[torch.cat([order, fill])].reshape(-1, BLOCK, 3)
-        size = max(1, MAX_TERMS[x.device.type] // (4 * BLOCK))
+        fill = order[-1:].expand(-len(x) % QUERIES_PER_BLOCK)
+        blocks = x[torch.cat([order, fill])].reshape(-1, QUERIES_PER_BLOCK, 3)
+        size = max(1, MAX_TERMS[x.device.type] // (4 * QUERIES_PER_BLOCK))
         total = torch.cat([self._descend(part) for part in blocks.split(size)]).reshape(-1)[: len(x)]
         return torch.empty_like(total).index_copy_(0, order, total / (4 * math.pi))
 
     def _descend(self, x: Tensor) -> Tensor:
-        """Solid angles (b, BLOCK) of the surface from blocks of queries x (b, BLOCK, 3)."""
+        """Solid angles (b, q) of the surface from blocks of queries x (b, q, 3)."""
         centre = 0.5 * (x.amin(1) + x.amax(1))
         offset = x - centre[:, None]
         radius = dot(offset, offset).amax(1).sqrt()
@@ -102,7 +105,7 @@ class WindingTree:
         group = torch.zeros_like(block)
         for groups in reversed(self.levels):
             gap = centre[block] - groups.centres[group]
-            far = dot(gap, gap).sqrt() - radius[block] > FAR * groups.radii[group]
+            far = dot(gap, gap).sqrt() - radius[block] > MIN_FAR_RADII * groups.radii[group]
             _add(total, queries, block[far], group[far], lambda q, t, groups=groups: _expansion(q, groups, t))
             block, group = block[~far], group[~far]
             group, source = expand(groups.first[group], groups.counts[group])
@@ -111,7 +114,7 @@ class WindingTree:
         return total
 
     def _primitive(self, x: Rows, which: Tensor) -> Tensor:
-        """Solid angles (p, BLOCK) of single primitives `which` (p,) from x, three (p, BLOCK).
+        """Solid angles (p, q) of single primitives `which` (p,) from x, three (p, q).
 
         For a triangle, with a, b, c its corners seen from the query (van Oosterom and Strackee 1983),
         tan(angle / 2) = det(a, b, c) / (|a||b||c| + (a.b)|c| + (b.c)|a| + (c.a)|b|).
@@ -128,14 +131,14 @@ class WindingTree:
 
 
 def _add(total: Tensor, x: Rows, block: Tensor, which: Tensor, term) -> None:
-    """Add term(queries of block[i], which[i]) to the rows block[i] of total, some at a time."""
-    size = max(1, MAX_TERMS[total.device.type] // BLOCK)
+    """Add term(queries of block[i], which[i]) to the rows block[i] of total, a batch at a time."""
+    size = max(1, MAX_TERMS[total.device.type] // QUERIES_PER_BLOCK)
     for b, t in zip(block.split(size), which.split(size), strict=True):
         total.index_add_(0, b, term(take(x, b), t))
 
 
 def _expansion(x: Rows, groups: Groups, which: Tensor) -> Tensor:
-    """a.r / |r|^3 + tr M / |r|^3 - 3 r'M r / |r|^5 with r = c - x, three (p, BLOCK), for groups which (p,)."""
+    """a.r / |r|^3 + tr M / |r|^3 - 3 r'M r / |r|^5 with r = c - x, three (p, q), for groups which (p,)."""
     r = minus(_column(rows(groups.centres[which])), x)
     a = _column(rows(groups.vectors[which]))
     xx, yy, zz, xy, yz, zx = (m[:, None] for m in groups.moments[which].unbind(1))
@@ -151,7 +154,7 @@ def _column(v: Rows) -> Rows:
 def _grouped(
     centres: Tensor, radii: Tensor, vectors: Tensor, moments: Tensor, weights: Tensor, size: int
 ) -> tuple[Groups, Tensor]:
-    """Groups of `size` neighbours in the order of the level below, about their mean places; and their weights."""
+    """Groups of `size` neighbours in the order of the level below, about their weighted means; their weights (n,)."""
     count = -(-len(centres) // size)
     parent = torch.arange(len(centres), device=centres.device) // size
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_level_set, from_shape_operator
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit, vertex_areas
-from lamina.search.neighbours import tangent_frames
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.icosphere import icosphere
 
@@ -66,7 +66,7 @@ class Sphere(_Analytic):
     def _find_features(self) -> SurfaceFeatures:
         shape = self.points.new_tensor([1.0, 0.0, 1.0]) / self.radius
         return from_shape_operator(
-            self.points, self.normals, tangent_frames(self.normals)[:, :2], shape.expand(len(self.points), 3)
+            self.points, self.normals, tangent_basis(self.normals), shape.expand(len(self.points), 3)
         )
 
 

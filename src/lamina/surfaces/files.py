@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lamina.errors import InputError
-from lamina.io.formats import READERS, Contents, FormatError, data_lines, numbers
+from lamina.io.formats import READERS, REGISTERED, Contents, FormatError, data_lines, numbers
 from lamina.surfaces.base import Surface
 
 if TYPE_CHECKING:
@@ -125,6 +125,9 @@ def load(
 def _read(path: Path, kind: str, options: Any, viewpoint: Any, name: str) -> Surface:
     from lamina.surfaces.neural import neural_surface
 
+    if kind in REGISTERED and kind == _extension(path):
+        _refuse_options(options.named(), None, str(path))
+        return _from_contents(REGISTERED[kind](path), path, viewpoint, name)
     if (kind in NEURAL and not _is_sns(path, kind)) or (kind == "npz" and _is_field(path)):
         _refuse_options([], viewpoint, str(path))
         return neural_surface(path, kind, options, name)
@@ -133,6 +136,10 @@ def _read(path: Path, kind: str, options: Any, viewpoint: Any, name: str) -> Sur
         _refuse_options([], viewpoint, str(path))
         return _spherical(path, name)
     contents = _splat_contents(path, kind) if kind in SPLATS else READERS[kind](path)
+    return _from_contents(contents, path, viewpoint, name)
+
+
+def _from_contents(contents: Contents, path: Path, viewpoint: Any, name: str) -> Surface:
     if contents.faces is None and contents.splats is None:
         return _cloud(contents, viewpoint, name)
     _refuse_options([], viewpoint, str(path))
@@ -245,7 +252,9 @@ def _kind_of(path: Path) -> str:
         raise InputError(f"{path} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
     if not head.strip():
         raise InputError(f"{path} is empty; expected a surface: {READABLE}.")
-    extension = path.suffix.lower().lstrip(".")
+    extension = _extension(path)
+    if extension in REGISTERED:
+        return extension
     known = (*READERS, *SPLATS, *NEURAL)
     kind = _sniff(path, head, path.stat().st_size)
     kind = kind or {"pt": "torch", "pth": "torch"}.get(extension) or (extension if extension in known else None)
@@ -253,6 +262,10 @@ def _kind_of(path: Path) -> str:
         called = f"the extension '{path.suffix}'" if path.suffix else "no extension"
         raise InputError(f"{path} has {called} and no content that is known; lamina reads {READABLE}.")
     return kind
+
+
+def _extension(path: Path) -> str:
+    return path.suffix.lower().lstrip(".")
 
 
 def _sniff(path: Path, head: bytes, size: int) -> str | None:

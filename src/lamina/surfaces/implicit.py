@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_shape_operator
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
-from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
+from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two
 from lamina.surfaces.zero_samples import sample_zero_set
 from lamina.surfaces.zero_set import (
     carries_gradients,
@@ -103,7 +104,7 @@ class Implicit(Sampled):
         index = torch.multinomial(self.areas.cpu().double(), count, True, generator=generator)
         step = self.spacing * (torch.rand(count, 2, generator=generator, dtype=torch.float64) - 0.5)
         index, step = index.to(self.points.device), step.to(self.points)
-        moved = self.points[index] + torch.einsum("na,nac->nc", step, tangent_frame(self.normals[index]))
+        moved = self.points[index] + torch.einsum("na,nac->nc", step, tangent_basis(self.normals[index]))
         return self._feet(moved, index)
 
     def own_feet(self) -> ClosestPoints:
@@ -154,7 +155,7 @@ class Implicit(Sampled):
         return points, normals
 
     def _attached_part(self, x: Tensor, y: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-        frame = tangent_frame(normal)
+        frame = tangent_basis(normal)
         z = y.clone().requires_grad_()
         value = evaluate(self.phi, z)
         (gradient,) = torch.autograd.grad(value.sum(), z, create_graph=True)
@@ -221,7 +222,7 @@ class Implicit(Sampled):
             (gradient,) = torch.autograd.grad(value.sum(), z, create_graph=True)
             length = dot(gradient, gradient).sqrt().detach().clamp_min(torch.finfo(x.dtype).tiny)
             normal = gradient.detach() / length[:, None]
-            frame = tangent_frame(normal)
+            frame = tangent_basis(normal)
             product = torch.stack([derivative(gradient, z, frame[:, k]) for k in (0, 1)], 1)
         product = torch.nan_to_num(product / length[:, None, None])  # the rows of T'W
         e = value.detach() / length

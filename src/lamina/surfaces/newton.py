@@ -241,17 +241,6 @@ def solve_two(A: Tensor, b: Tensor) -> Tensor:
     return torch.stack([first, second], 1) / determinant[:, None]
 
 
-def tangent_frame(n: Tensor) -> Tensor:
-    """Two unit tangents (n, 2, 3) with t1 x t2 = n for unit normals n (n, 3); Duff et al. (2017)."""
-    x, y, z = n.unbind(1)
-    sign = torch.where(z < 0, -torch.ones_like(z), torch.ones_like(z))
-    a = -1 / (sign + z)
-    b = x * y * a
-    first = torch.stack([1 + sign * x * x * a, sign * b, -sign * x], 1)
-    second = torch.stack([b, sign + y * y * a, -y], 1)
-    return torch.stack([first, second], 1)
-
-
 def even_subset(points: NDArray, normals: NDArray, label: NDArray, count: int, area: float, seed: int) -> NDArray:
     """Indices of about count of the dense points (n, 3), evenly spread: a Poisson-disk sample.
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_jets
-from lamina.fits.fitting import Cloud, Fit, fit_surface
 from lamina.fits.normals import orient_normals, pca_normals, signs_disagree
 from lamina.fits.outliers import distinct, off_surface, small_pieces
 from lamina.fits.project import project
 from lamina.fits.rims import Rims, find_rims
+from lamina.fits.surface_fit import Cloud, FittedSurface, fit_surface
 from lamina.geometry.lattice import Blocks, Lattice, blocks_around, nodes_in_blocks
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
@@ -69,8 +69,8 @@ class PointCloud(Surface):
 
     representation = "points"
     exact = False
-    _fit: Fit | None = None
-    _live: Fit | None = None  # the same with gradients
+    _fit: FittedSurface | None = None
+    _live: FittedSurface | None = None  # the same with gradients
     _rims: Rims | None = None
     _given: Tensor | None = None  # points and normals that want gradients
     _given_normals: Tensor | None = None
@@ -125,21 +125,21 @@ class PointCloud(Surface):
         return self._rims
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> FittedSurface:
         """The fitted surface."""
         if self._fit is None:
             with torch.set_grad_enabled(self.tracked):
                 self._live = fit_surface(self._cloud())
             self._fit = self._live.detach()
             if self._fit.smoothing is not None:
-                way, error = self._fit.smoothing.way, self._fit.smoothing.error
+                settings, error = self._fit.smoothing.settings, self._fit.smoothing.error
                 self.notes.append(
-                    f"Noise of about {error:.2g} was smoothed over {way.k} neighbours by degree {way.degree}."
+                    f"Noise of about {error:.2g} was smoothed over {settings.k} neighbours by degree {settings.degree}."
                 )
         return self._fit
 
     @property
-    def live_fit(self) -> Fit:
+    def live_fit(self) -> FittedSurface:
         """The same with the gradients of the points."""
         fit = self.fit
         return self._live or fit

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_fundamental_forms
+from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit, vertex_areas
 from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.icosphere import icosphere
-from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two, tangent_frame
+from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two
 
 GUESS_LEVEL = 5
 
@@ -107,7 +108,7 @@ class SphericalMap(Sampled):
 
         s makes the gradient g of |x - fn|^2 / 2 along the sphere vanish: with its Hessian H it moves by -H^-1 dg.
         """
-        frame, model = tangent_frame(s), self._model(x.detach(), s)
+        frame, model = tangent_basis(s), self._model(x.detach(), s)
         a = s.new_zeros(len(s), 2, requires_grad=True)
         offset = x - self.fn(_on_sphere(s, frame, a))
         (g,) = torch.autograd.grad(0.5 * dot(offset, offset).sum(), a, create_graph=True)
@@ -133,7 +134,7 @@ class SphericalMap(Sampled):
 
     def _model(self, x: Tensor, s: Tensor) -> _MapModel:
         """Gradient and Hessian of |x - fn(s(a))|^2 / 2, s(a) = unit(s + a_1 e_1 + a_2 e_2), at a = 0."""
-        frame = tangent_frame(s)
+        frame = tangent_basis(s)
         with torch.enable_grad():
             a = s.new_zeros(len(s), 2, requires_grad=True)
             y = self.fn(_on_sphere(s, frame, a))
@@ -153,14 +154,14 @@ class SphericalMap(Sampled):
         keep = torch.is_grad_enabled() and (s.requires_grad or self.tracked)
         with torch.enable_grad():
             a = s.new_zeros(len(s), 2, requires_grad=True)
-            tangents = _jacobian(self.fn(_on_sphere(s, tangent_frame(s), a)), a, keep)
+            tangents = _jacobian(self.fn(_on_sphere(s, tangent_basis(s), a)), a, keep)
         return self.sign * unit(torch.linalg.cross(tangents[:, 0], tangents[:, 1]))
 
     def _forms(self, s: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         """Tangents dy/da_i (n, 2, 3), and the entries 11, 12, 22 of -n . d^2 y / da_i da_j (n, 3)."""
         with torch.enable_grad():
             a = s.new_zeros(len(s), 2, requires_grad=True)
-            y = self.fn(_on_sphere(s, tangent_frame(s), a))
+            y = self.fn(_on_sphere(s, tangent_basis(s), a))
             tangents = _jacobian(y, a)
             # The Hessian of the height n . y over the tangent plane: two sweeps instead of six.
             (slope,) = torch.autograd.grad(dot(y, normals).sum(), a, create_graph=True)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.fits.fitting import Cloud
-from lamina.fits.footprints import Samples, sample_surface
+from lamina.fits.splat_samples import SplatSamples, sample_surface
+from lamina.fits.surface_fit import Cloud
 from lamina.fits.visibility import Gaussians
 from lamina.geometry.triangles import dot
 from lamina.io.splat_files import SplatData
@@ -110,9 +110,9 @@ class Splats(PointCloud):
         axes = axes_of(rotations[kept])
         covariances = (axes * scales[kept, None] ** 2) @ axes.transpose(1, 2)
         seen = sample_surface(Gaussians(centres[kept], covariances, opacities[kept]), _extent(centres[kept]))
-        if len(seen.points) < FEWEST or seen.together < TOGETHER:
+        if len(seen.points) < FEWEST or seen.connected_share < TOGETHER:
             raise InputError(
-                f"{len(kept)} Gaussians show no surface: {seen.together:.0%} of the rays that they stop meet a "
+                f"{len(kept)} Gaussians show no surface: {seen.connected_share:.0%} of the rays that they stop meet a "
                 f"connected piece, expected at least {TOGETHER:.0%}; give dense splats of an object."
             )
         self._adopt(PointCloud(seen.points, seen.normals))
@@ -135,8 +135,8 @@ class Splats(PointCloud):
         fit = self.fit
         with torch.enable_grad():
             cloud = Cloud(fit.cloud.points + moved[self._kept], fit.cloud.normals, fit.cloud.component)
-            near = cloud.neighbours(torch.arange(len(cloud.points), device=own.device), fit.choice.way.k)
-            jets = fit.jets.moving_as(cloud.fit(near, fit.choice.way))
+            near = cloud.neighbours(torch.arange(len(cloud.points), device=own.device), fit.choice.settings.k)
+            jets = fit.jets.moving_as(cloud.fit(near, fit.choice.settings))
         self._live = replace(fit, cloud=cloud, jets=jets)
         self._moved_by = own
 
@@ -220,7 +220,7 @@ class Splats(PointCloud):
         self._fit = samples.fit
 
     def _on_surface(
-        self, centres: Tensor, scales: Tensor, kept: Tensor, axes: Tensor, seen: Samples
+        self, centres: Tensor, scales: Tensor, kept: Tensor, axes: Tensor, seen: SplatSamples
     ) -> tuple[Tensor, Tensor]:
         """Fills points, normals, areas and components with those at the feet of the kept that lie on the surface."""
         feet = self.closest_points(centres[kept])

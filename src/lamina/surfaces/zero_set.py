@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.geometry.lattice import OCTANTS, Lattice
+from lamina.geometry.lattice import OCTANTS, Lattice, cell_keys, cells_of_keys
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.adjoint import first_order
 
@@ -193,13 +193,10 @@ class _Grid:
 
     def keys(self, ijk: Tensor) -> Tensor:
         """Of nodes or cells (..., 3) in the grid."""
-        i, j, k = (ijk - self.low).unbind(-1)
-        return (i * (self.count[1] + 1) + j) * (self.count[2] + 1) + k
+        return cell_keys((ijk - self.low).unbind(-1), self.count + 1)
 
     def from_keys(self, key: Tensor) -> Tensor:
-        ny, nz = self.count[1] + 1, self.count[2] + 1
-        j, k = torch.div(key, nz, rounding_mode="floor"), key % nz
-        return torch.stack([torch.div(j, ny, rounding_mode="floor"), j % ny, k], -1) + self.low
+        return cells_of_keys(key, self.count + 1) + self.low
 
     def corners(self, cell: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers (c, 8) of the corners of cells (c, 3) among the nodes known by then, and phi there (c, 8)."""

@@ -35,7 +35,6 @@ from lamina.pde.conditions import Condition, Dirichlet, Neumann
 from lamina.pde.heat import heat as diffuse
 from lamina.pde.poisson import poisson as solve_poisson
 from lamina.surfaces.base import Surface
-from lamina.surfaces.point_cloud import PointCloud
 
 Field = Callable[[Tensor], Tensor] | Tensor | float
 Conditions = Sequence[Condition] | Condition | None
@@ -232,7 +231,7 @@ def _domain(method: str, surface: Surface, spacing: float | None, device: str, o
         raise InputError(f"Unknown method {method!r}; known: {', '.join(METHODS)}, or a trained operator.")
     made, chosen = DOMAINS[method][0], DOMAINS[method][1] | options
     if "extension" not in chosen and method != "auto":
-        chosen["extension"] = "jet" if isinstance(surface, PointCloud) else "closest-point"
+        chosen["extension"] = "closest-point" if surface.exact else "jet"
     return made(surface, spacing, device=device, show_progress=False, **chosen)
 
 

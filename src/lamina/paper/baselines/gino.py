@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
 from lamina.errors import InputError
-from lamina.learn.signed_distance import FieldTarget, field_target
+from lamina.learn.signed_distance import SignedDistanceTarget, signed_distance_target
 from lamina.surfaces.base import Surface
 
 FORMAT = "lamina gino 1"
@@ -203,13 +203,15 @@ def normalised(f: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return f / size.clamp_min(torch.finfo(f.dtype).tiny), size
 
 
-def signed_distances(surface: Surface | FieldTarget, config: GINOConfig, turned: Tensor | None = None) -> Tensor:
+def signed_distances(
+    surface: Surface | SignedDistanceTarget, config: GINOConfig, turned: Tensor | None = None
+) -> Tensor:
     """Signed distances (grid, grid, grid) of the nodes to a surface that has an inside, negative there, float64.
 
     turned (3, 3): a rotation R; distances then are those to the points R x of the surface. Where there are many, give
-    the surface as lamina.learn.signed_distance.field_target(surface), which is prepared for the search.
+    the surface as lamina.learn.signed_distance.signed_distance_target(surface), which is prepared for the search.
     """
-    target = surface if isinstance(surface, FieldTarget) else field_target(surface)
+    target = surface if isinstance(surface, SignedDistanceTarget) else signed_distance_target(surface)
     nodes = config.nodes() if turned is None else config.nodes() @ turned.to("cpu", torch.float64)
     distance = target((nodes - target.centre) / target.scale)[0] * target.scale
     return distance.view(config.grid, config.grid, config.grid)

@@ -12,17 +12,24 @@ from lamina.fits.polynomials import coefficient_count
 from lamina.fits.solve_kernel import solve_symmetric
 from lamina.geometry.vector_kernel import frame_around, load_double
 
-SHEET_OFF, SHEET_ON = tl.constexpr(jets.SHEET_OFF), tl.constexpr(jets.SHEET_ON)
-SMALLEST_PIVOT, WILDEST = tl.constexpr(jets.SMALLEST_PIVOT), tl.constexpr(jets.WILDEST)
-TRUST_NEIGHBOUR, TRUST = tl.constexpr(jets.TRUST_NEIGHBOUR), tl.constexpr(jets.TRUST)
+ZERO_WEIGHT_COSINE = tl.constexpr(jets.ZERO_WEIGHT_COSINE)
+FULL_WEIGHT_COSINE = tl.constexpr(jets.FULL_WEIGHT_COSINE)
+MIN_PIVOT = tl.constexpr(jets.MIN_PIVOT)
+MAX_CURVED_COEFFICIENTS = tl.constexpr(jets.MAX_CURVED_COEFFICIENTS)
+REACH_NEIGHBOUR = tl.constexpr(jets.REACH_NEIGHBOUR)
+REACH_OVER_NEIGHBOUR = tl.constexpr(jets.REACH_OVER_NEIGHBOUR)
+MAX_REACH = tl.constexpr(jets.MAX_REACH)
 
 
 def fit(
     points: Tensor, normals: Tensor, index: Tensor, degree: int, *, slopes: bool, whole: bool = True, left: bool = True
 ) -> tuple[Tensor, ...]:
-    """Frames (m, 3, 3), coefficients (m, c), scale, reach and residual (m,) of jets fitted to neighbours index (m, k)
-    of samples (n, 3), if they are wanted whole, and their height (m,) with the first neighbour left out, if that is;
-    where no neighbour counts zero, or infinite if both are wanted. All in float64."""
+    """Jets fitted to neighbours index (m, k) of samples (n, 3), in float64: frames (m, 3, 3), coefficients (m, c),
+    scale, reach and residual (m,), and the height (m,) over each sample of the jet fitted without it.
+
+    whole: whether the jets of all neighbours are wanted; otherwise only scale and height have values.
+    left: whether the height is wanted. Where no neighbour counts it is zero, or infinite if `whole` is True too.
+    """
     (m, k), count = index.shape, coefficient_count(degree)
     index = index if index.stride(1) == 1 else index.contiguous()
     frames, coefficients, figures = (points.new_empty(m, c, dtype=torch.float64) for c in (9, count, 4))
@@ -36,7 +43,7 @@ def fit(
     return frames.view(m, 3, 3), coefficients, scale, reach, residual, height
 
 
-# What can be told when it runs is no constant: each set of constants takes a second to compile.
+# Only what must be known to the compiler is a constant: each set of constants takes a second to compile.
 @triton.jit(do_not_specialize=["stride", "k", "slopes", "whole", "left"])
 def _fit(
     POINTS, NORMALS, INDEX, FRAMES, COEFFICIENTS, FIGURES, stride, k, slopes, whole, left, PLACES: tl.constexpr,
@@ -47,7 +54,7 @@ def _fit(
     nx, ny, nz = load_double(NORMALS, own)
     ux, uy, uz, vx, vy, vz = frame_around(nx, ny, nz)
     px, py, pz = load_double(POINTS, own)
-    # All neighbours as jets see them.
+    # All neighbours in the coordinates of the jet.
     place = tl.arange(0, PLACES)
     there = place < k
     near = tl.load(INDEX + row * stride + place, there, 0)
@@ -61,11 +68,11 @@ def _fit(
     x, y, z = load_double(NORMALS, near)
     ahead = nx * x + ny * y + nz * z
     inner = tl.maximum(1 - square / widest, 0)
-    facing = tl.minimum(tl.maximum((ahead - SHEET_OFF) / (SHEET_ON - SHEET_OFF), 0), 1)
+    facing = tl.minimum(tl.maximum((ahead - ZERO_WEIGHT_COSINE) / (FULL_WEIGHT_COSINE - ZERO_WEIGHT_COSINE), 0), 1)
     weight = tl.where(there, inner * inner * facing * facing, 0)
-    steep = 1 / tl.where(ahead > SHEET_OFF, ahead, 0 * ahead + SHEET_OFF)
+    steep = 1 / tl.where(ahead > ZERO_WEIGHT_COSINE, ahead, 0 * ahead + ZERO_WEIGHT_COSINE)
     sa, sb = (ux * x + uy * y + uz * z) * steep, (vx * x + vy * y + vz * z) * steep
-    # The normal equations without the first neighbour, one of the others after the other.
+    # The normal equations without the first neighbour; the others are added one after the other.
     gram, right = tl.zeros((SIZE, SIZE), tl.float64), tl.zeros((SIZE,), tl.float64)
     for j in range(1, k):
         aj, bj, hj, wj = _pick(place, j, a), _pick(place, j, b), _pick(place, j, h), _pick(place, j, weight)
@@ -79,7 +86,7 @@ def _fit(
     i = tl.arange(0, SIZE)
     tl.store(FIGURES + 4 * row, scale)
     for full in range(1 - left, 1 + whole):
-        # At its own sample a jet is 1, and so are the slopes of its linear terms: nothing else of it changes.
+        # At the sample itself only the monomial 1, and the slopes of the linear ones, differ from zero.
         mine = (i[:, None] == i[None, :]) & (i[:, None] < (1 + 2 * slopes) * full)
         found = _solve(gram + tl.where(mine, _pick(place, 0, weight), 0), right, DEGREE, SIZE)
         if full == 0:
@@ -93,8 +100,9 @@ def _fit(
                 c = _monomials(_pick(place, j, a), _pick(place, j, b), DEGREE, COUNT, SIZE)
                 miss = tl.sum(c * found) - _pick(place, j, h)
                 missed += _pick(place, j, weight) * miss * miss
-            reach = TRUST * tl.sqrt(_pick(place, tl.minimum(TRUST_NEIGHBOUR, k - 1), square)) / scale
-            tl.store(FIGURES + 4 * row + 1, tl.minimum(reach, 1.25))
+            neighbour = tl.minimum(REACH_NEIGHBOUR, k - 1)
+            reach = REACH_OVER_NEIGHBOUR * tl.sqrt(_pick(place, neighbour, square)) / scale
+            tl.store(FIGURES + 4 * row + 1, tl.minimum(reach, MAX_REACH))
             tl.store(FIGURES + 4 * row + 2, tl.sqrt(missed / tl.maximum(total, 1e-300)) * scale)
             _store_vector(FRAMES, 3 * row, ux, uy, uz)
             _store_vector(FRAMES, 3 * row + 1, vx, vy, vz)
@@ -143,21 +151,21 @@ def _monomials(a, b, DEGREE: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constex
 
 @triton.jit
 def _derivatives(a, b, DEGREE: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Those of the monomials by a and b."""
+    """Derivatives of the monomials with respect to a and b."""
     i, j = _exponents(DEGREE, SIZE)
     return i * _powers(a, b, i - 1, j, DEGREE, COUNT, SIZE), j * _powers(a, b, i, j - 1, DEGREE, COUNT, SIZE)
 
 
 @triton.jit
 def _solve(gram, right, DEGREE: tl.constexpr, SIZE: tl.constexpr):
-    """Coefficients (SIZE,), of the highest degree that the system determines; zero above it."""
+    """Coefficients (SIZE,) of the highest degree that the system determines; those of higher degrees are zero."""
     p = tl.arange(0, SIZE)
     found = right * 0
     degree, looking = DEGREE, True
     while looking:
         count = (degree + 1) * (degree + 2) // 2
         x, least = solve_symmetric(gram, right, count, SIZE)
-        good = (least > SMALLEST_PIVOT) & (tl.sum(tl.where(p > 2, tl.abs(x), 0)) <= WILDEST)
+        good = (least > MIN_PIVOT) & (tl.sum(tl.where(p > 2, tl.abs(x), 0)) <= MAX_CURVED_COEFFICIENTS)
         found = tl.where(good, x, found)
         degree -= 1
         looking = (degree >= 0) & (good == 0)
