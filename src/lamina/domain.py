@@ -20,7 +20,7 @@ from lamina.expression import as_data
 from lamina.geometry.lattice import Lattice
 from lamina.grid.cut import cut_surface, left_out
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.interface_curves import InterfaceCurves
+from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves
 from lamina.grid.quadrature import Quadrature
 from lamina.grid.rim import Rim
 from lamina.grid.sizing import (
@@ -459,7 +459,7 @@ class Domain:
         """
         if seams is not None:
             warnings.warn("seams= is called curves= now.", FutureWarning, stacklevel=2)
-            curves = seams
+        curves = curves or seams or NO_CURVES
         return cut_surface(self.geometry, self.lattice, curves=curves, degree=self.cut.degree)
 
     def as_trace(self, reason: str = "") -> Domain:
