@@ -22,12 +22,12 @@ from common import BENCHMARKS, parser, record
 from PIL import Image
 
 import lamina
+from lamina.io.export import atomic_write
 from lamina.io.safetensor_files import load_tensors
 from lamina.learn.field_fit import fit_from_surfaces, plan_for
 from lamina.surfaces.base import Surface
 from lamina.surfaces.fields import save_field
 from lamina.view.camera import View, upright_axis
-from lamina.view.export import atomic_write
 from lamina.view.render import render
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")

@@ -46,7 +46,7 @@ def scenes(vertices: int) -> dict[str, Any]:
 
 
 def measure(scene: Any, tab: Any, folder: Path) -> dict[str, float]:
-    from lamina.view.export import save
+    from lamina.io.export import save
     from lamina.view.page import page
     from lamina.view.scene import read_scene
 

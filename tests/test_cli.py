@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from plyfile import PlyData
 
+from lamina.io.export import save
 from lamina.surfaces.icosphere import icosphere
-from lamina.view.export import save
 
 RHS, EXACT = "-12*x*y*z-3*(x^2-y^2)", "x*y*z+0.5*(x^2-y^2)"
 COARSE = ("--spacing", "0.2")

@@ -10,11 +10,11 @@ import torch
 import trimesh
 from plyfile import PlyData
 
+from lamina.colours import colourise
 from lamina.errors import InputError
+from lamina.io.export import atomic_write, save, save_splats
 from lamina.io.formats import READERS
 from lamina.io.splat_files import SH_0, SplatData
-from lamina.view.colours import colourise
-from lamina.view.export import atomic_write, save, save_splats
 
 BALL = trimesh.creation.icosphere(subdivisions=2)
 POINTS = np.asarray(BALL.vertices)

@@ -10,7 +10,7 @@ from torch import nn
 from lamina.errors import InputError
 from lamina.io.safetensor_files import save_tensors
 from lamina.surfaces.fields import (
-    FORMAT,
+    FIELD_FORMAT,
     FieldConfig,
     LatentDecoder,
     LevelFunction,
@@ -192,7 +192,7 @@ def test_other_files_are_refused(tmp_path):
 def test_file_that_describes_something_else_than_it_holds_is_refused(tmp_path, change):
     field = Perceptron()
     config = field.config.as_dict() | change
-    path = save_tensors(tmp_path / "a.safetensors", field.state_dict(), {"format": FORMAT, "config": config})
+    path = save_tensors(tmp_path / "a.safetensors", field.state_dict(), {"format": FIELD_FORMAT, "config": config})
     with pytest.raises(InputError) as caught:
         load_field(path)
     assert "\n" not in str(caught.value)
@@ -200,6 +200,6 @@ def test_file_that_describes_something_else_than_it_holds_is_refused(tmp_path, c
 
 def test_metadata_of_any_shape_is_no_crash():
     for config in ({}, {"config": 3}, {"config": {"widths": None}}):
-        metadata = {"format": FORMAT, **config}
+        metadata = {"format": FIELD_FORMAT, **config}
         with pytest.raises(InputError, match="does not fit its own configuration"):
             field_from(Perceptron().state_dict(), metadata, "a file")

@@ -117,7 +117,7 @@ def test_samples_are_on_the_surface_evenly_spread_and_share_its_area(phi, area):
 def test_every_point_of_the_surface_is_within_the_covering_radius_of_a_sample():
     surface = Implicit(torus, BOX, samples=2000)
     gap = KDTree(surface.points.numpy()).query(Torus(1, 0.4).sample(20000).points.numpy())[0].max()
-    assert gap < surface.covering < 3 * gap
+    assert gap < surface.covering_radius < 3 * gap
 
 
 def test_random_samples_are_uniform_by_area():

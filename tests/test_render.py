@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.spatial import Delaunay
 
+from lamina.colours import CENTRED, CONTROLS, DIVERGING, MISSING, colourise, oklab, scale_of, table
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
 from lamina.view.annotate import ticks, time_text
 from lamina.view.camera import View, look_at, upright_axis
-from lamina.view.colours import CENTRED, CONTROLS, DIVERGING, MISSING, colourise, oklab, scale_of, table
 from lamina.view.normals import corner_normals
 from lamina.view.raster import barycentric, nearest_triangles, spans
 from lamina.view.render import render, render_png

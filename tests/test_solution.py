@@ -9,10 +9,10 @@ from PIL import Image
 from plyfile import PlyData
 
 import lamina
+from lamina.colours import linear, table
 from lamina.gallery import sphere_poisson
 from lamina.surfaces.icosphere import icosphere
 from lamina.view.camera import View
-from lamina.view.colours import linear, table
 
 SPHERE = sphere_poisson()
 

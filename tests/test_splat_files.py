@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from plyfile import PlyData
 
+from lamina.colours import colourise
 from lamina.errors import InputError
+from lamina.io.export import save_splats
 from lamina.io.formats import READERS, FormatError
-from lamina.io.splat_files import RECORD, SH_0, SPLAT_READERS, SplatData, read_splat, read_spz, sniff
-from lamina.view.colours import colourise
-from lamina.view.export import save_splats
+from lamina.io.splat_files import SH_0, SPLAT_READERS, SPLAT_RECORD, SplatData, read_splat, read_spz, sniff
 
 COUNT = 300
 
@@ -104,7 +104,7 @@ def compressed(centres, scales, q, opacity, dc, harmonics):
 
 
 def splat(centres, scales, q, opacity, dc):
-    records = np.zeros(len(q), RECORD)
+    records = np.zeros(len(q), SPLAT_RECORD)
     records["centre"], records["scale"] = centres, scales
     records["colour"] = np.rint(255 * np.column_stack([np.clip(0.5 + SH_0 * dc, 0, 1), opacity]))
     records["rotation"] = np.clip(np.rint(128 * q + 128), 0, 255)
@@ -388,7 +388,7 @@ def test_a_splat_file_of_others_is_written_byte_by_byte_but_for_its_rotations(da
     path = data / "splats" / "nerfsynthetic_chair_op02.splat"
     original = read_splat(path)
     again = save_splats(tmp_path / "a.splat", original, np.zeros(len(original)), recolour=False)
-    one, other = (np.fromfile(p, RECORD) for p in (path, again))
+    one, other = (np.fromfile(p, SPLAT_RECORD) for p in (path, again))
     for name in ("centre", "scale", "colour"):
         np.testing.assert_array_equal(one[name], other[name])
     assert np.abs(one["rotation"].astype(int) - other["rotation"]).max() <= 1

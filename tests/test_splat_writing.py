@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 import lamina
+from lamina.colours import colourise
 from lamina.surfaces.splats import Splats
-from lamina.view.colours import colourise
 
 C0 = 0.28209479177387814
 FORMS = ["ply", "compressed.ply", "splat", "spz", "sog"]

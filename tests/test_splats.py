@@ -9,12 +9,12 @@ from plyfile import PlyData
 
 import lamina
 from lamina import gallery
+from lamina.colours import colourise
 from lamina.fits.visibility import Gaussians, visible_points
 from lamina.geometry.frames import tangent_frames
 from lamina.io.formats import READERS
 from lamina.metrics import errors
 from lamina.surfaces.splats import Splats, axes_of
-from lamina.view.colours import colourise
 from schemes import of_scheme
 
 

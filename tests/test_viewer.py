@@ -19,9 +19,9 @@ from scipy.spatial import ConvexHull
 
 import browser as devtools
 import lamina
+from lamina.colours import CONTROLS
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
-from lamina.view.colours import CONTROLS
 from lamina.view.normals import corner_normals
 from lamina.view.page import MISSING, _template, page
 from lamina.view.render import render
@@ -281,7 +281,7 @@ def test_what_cannot_be_viewed_is_refused_in_one_sentence(program, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     flow.save("u.ply")
-    lamina.view.export.save("other.ply", np.eye(3), np.zeros(3))
+    lamina.io.export.save("other.ply", np.eye(3), np.zeros(3))
     status, out, err = program("view", *arguments)
     assert (status, out) == (2, "")
     assert message in err

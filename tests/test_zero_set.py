@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import OCTANTS, Lattice
-from lamina.surfaces.zero_set import Crossed, crosses_sides, find, follow, project, roots
+from lamina.surfaces.zero_set import CrossedCells, connected_crossed_cells, crossed_cells, crosses_sides, project, roots
 
 BOX = torch.tensor([[-1.5, -1.6, -1.5], [1.5, 1.5, 1.4]], dtype=torch.float64)
 
@@ -145,7 +145,7 @@ def as_set(cell: Tensor) -> set[tuple[int, ...]]:
     return set(map(tuple, cell.tolist()))
 
 
-def is_consistent(crossed: Crossed, phi, box: Tensor) -> None:
+def is_consistent(crossed: CrossedCells, phi, box: Tensor) -> None:
     """Corners are those of the cells, values those of phi."""
     assert torch.equal(crossed.ijk[crossed.corner], crossed.cell[:, None] + OCTANTS)
     inside = torch.minimum(torch.maximum(crossed.position, box[0]), box[1])
@@ -157,7 +157,7 @@ def is_consistent(crossed: Crossed, phi, box: Tensor) -> None:
 @pytest.mark.parametrize("pieces", [500, 3000])
 def test_every_crossed_cell_is_found(name, pieces):
     phi = SHAPES[name]
-    crossed = find(phi, BOX, pieces)
+    crossed = crossed_cells(phi, BOX, pieces)
     is_consistent(crossed, phi, BOX)
     box = BOX
     if name.startswith("a ball"):  # too small for the whole lattice to be looked at
@@ -170,7 +170,7 @@ def test_every_crossed_cell_is_found(name, pieces):
 @pytest.mark.parametrize("name", SHAPES)
 def test_cells_are_as_small_as_the_number_of_pieces_asks_for(name):
     """h <= sqrt(area / pieces), counting 3/2 cells to h^2 of area, and not much smaller but for thin parts."""
-    crossed = find(SHAPES[name], BOX, 2000)
+    crossed = crossed_cells(SHAPES[name], BOX, 2000)
     assert len(crossed.cell) >= 0.9 * 1.5 * 2000
     if name != "thin shell":
         assert len(crossed.cell) <= 4 * 1.5 * 2000
@@ -182,7 +182,7 @@ def test_cells_too_large_for_a_thin_shell_are_halved():
     def phi(p: Tensor) -> Tensor:
         return distance_to((0, 0, 0), 1.0)(p).abs() - 0.02
 
-    crossed = find(phi, BOX, 1000)
+    crossed = crossed_cells(phi, BOX, 1000)
     assert crossed.lattice.spacing < 0.05
     assert as_set(crossed.cell) == brute(phi, crossed.lattice, BOX)
 
@@ -192,7 +192,7 @@ def test_following_from_one_cell_finds_its_whole_component(name):
     phi, lattice = SHAPES[name], Lattice(torch.tensor([0.013, 0.007, -0.021], dtype=torch.float64), 0.06)
     every = brute(phi, lattice, BOX)
     seeds = torch.tensor(sorted(every))[:1]
-    followed = follow(phi, lattice, BOX, seeds)
+    followed = connected_crossed_cells(phi, lattice, BOX, seeds)
     is_consistent(followed, phi, BOX)
     found = as_set(followed.cell)
     assert found <= every
@@ -208,16 +208,16 @@ def test_following_two_balls_takes_a_seed_on_each():
     lattice = Lattice(torch.tensor([0.013, 0.007, -0.021], dtype=torch.float64), 0.05)
     every = brute(two_balls, lattice, BOX)
     ordered = torch.tensor(sorted(every))
-    one = as_set(follow(two_balls, lattice, BOX, ordered[:1]).cell)
+    one = as_set(connected_crossed_cells(two_balls, lattice, BOX, ordered[:1]).cell)
     assert one == {cell for cell in every if float(lattice.position(torch.tensor(cell))[0]) < 0.1}
-    assert as_set(follow(two_balls, lattice, BOX, ordered[[0, -1]]).cell) == every
+    assert as_set(connected_crossed_cells(two_balls, lattice, BOX, ordered[[0, -1]]).cell) == every
 
 
 def test_seeds_beside_the_zero_set_and_outside_the_box_find_nothing():
     lattice = Lattice(torch.zeros(3, dtype=torch.float64), 0.1)
     seeds = torch.tensor([[0, 0, 0], [1000, 0, 0]])
-    assert len(follow(torus, lattice, BOX, seeds).cell) == 0
-    assert len(find(lambda p: p[:, 0] + 9, BOX, 100).cell) == 0
+    assert len(connected_crossed_cells(torus, lattice, BOX, seeds).cell) == 0
+    assert len(crossed_cells(lambda p: p[:, 0] + 9, BOX, 100).cell) == 0
 
 
 # What is asked of phi
@@ -237,10 +237,10 @@ def recorded(phi):
 @pytest.mark.parametrize("name", SHAPES)
 def test_phi_is_never_evaluated_outside_the_box(name):
     phi, asked = recorded(SHAPES[name])
-    crossed = find(phi, BOX, 2000)
+    crossed = crossed_cells(phi, BOX, 2000)
     lattice = Lattice(BOX[0] - 0.013, 0.07)
     seeds = torch.unique(torch.floor((crossed.position[crossed.corner[:, 0]] - lattice.origin) / 0.07).long(), dim=0)
-    follow(phi, lattice, BOX, seeds)
+    connected_crossed_cells(phi, lattice, BOX, seeds)
     points = torch.cat(asked)
     assert bool((points >= BOX[0]).all())
     assert bool((points <= BOX[1]).all())
@@ -249,9 +249,9 @@ def test_phi_is_never_evaluated_outside_the_box(name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_scale_of_phi_does_not_matter(name):
     phi = SHAPES[name]
-    reference = find(phi, BOX, 1000)
+    reference = crossed_cells(phi, BOX, 1000)
     for changed in (lambda p: 1e-6 * phi(p), lambda p: 1e6 * phi(p), lambda p: -phi(p)):
-        found = find(changed, BOX, 1000)
+        found = crossed_cells(changed, BOX, 1000)
         assert found.lattice.spacing == reference.lattice.spacing
         assert as_set(found.cell) == as_set(reference.cell)
 
@@ -261,7 +261,7 @@ def test_the_scale_of_phi_does_not_matter(name):
 def test_nor_does_its_shape(name, change):
     """Cubed, phi is flat at the surface; as a probability it is constant away from it. The cells may be others."""
     phi = SHAPES[name]
-    crossed = find(lambda p: change(phi(p)), BOX, 1000)
+    crossed = crossed_cells(lambda p: change(phi(p)), BOX, 1000)
     box = BOX if not name.startswith("a ball") else torch.tensor([[0.2, -0.6, 0.1], [0.4, -0.4, 0.3]]).double()
     assert as_set(crossed.cell) == brute(phi, crossed.lattice, box)
 
@@ -271,7 +271,7 @@ def test_the_work_is_proportional_to_the_surface():
     counts, cells = [], []
     for pieces in (2000, 8000, 32000):
         phi, asked = recorded(torus)
-        cells.append(len(find(phi, BOX, pieces).cell))
+        cells.append(len(crossed_cells(phi, BOX, pieces).cell))
         counts.append(sum(map(len, asked)))
     both = zip(pairwise(counts), pairwise(cells), strict=True)
     assert max(math.log(b / a) / math.log(d / c) for (a, b), (c, d) in both) < 1.15
@@ -281,7 +281,7 @@ def test_the_work_is_proportional_to_the_surface():
 def test_following_evaluates_each_node_once():
     phi, asked = recorded(torus)
     lattice = Lattice(torch.zeros(3, dtype=torch.float64), 0.05)
-    followed = follow(phi, lattice, BOX, torch.floor(torch.tensor([[1.39, 0, 0]]) / 0.05).long())
+    followed = connected_crossed_cells(phi, lattice, BOX, torch.floor(torch.tensor([[1.39, 0, 0]]) / 0.05).long())
     points = torch.cat(asked)
     assert len(torch.unique((points / 0.05).round().long(), dim=0)) == len(points) == len(followed.ijk)
     assert len(points) < 2.2 * len(followed.cell)  # a layer of nodes on either side
@@ -301,7 +301,7 @@ def test_small_balls_are_found_wherever_they_are_in_the_first_cells(change):
     centres = 2 * torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
     centres[0] = BOX[0] + 3.1 / 32 * (torch.tensor([12.5, 20.5, 7.5], dtype=torch.float64))
     for centre in centres:
-        crossed = find(lambda p, c=centre: change((p - c).norm(dim=1) - 0.02), BOX, 50)
+        crossed = crossed_cells(lambda p, c=centre: change((p - c).norm(dim=1) - 0.02), BOX, 50)
         assert len(crossed.cell) >= 50
         away = (crossed.position[crossed.corner] - centre).norm(dim=2)
         assert (away - 0.02).abs().max() < 2 * crossed.lattice.spacing

@@ -20,7 +20,7 @@ import torch
 from scipy.spatial.transform import Rotation
 
 import lamina
-from lamina.learn.signed_distance import field_target
+from lamina.learn.signed_distance import signed_distance_target
 from lamina.paper.baselines.fem import SurfaceFEM
 from lamina.paper.baselines.gino import GINOConfig, signed_distances
 from lamina.paper.baselines.reference import reference_poisson
@@ -110,7 +110,7 @@ def add_spike(arrays: dict[str, np.ndarray], config: GINOConfig, arguments: argp
             change.append(float(np.sqrt(np.mean((fine - coarse) ** 2)) / np.ptp(fine)) / 3)
         print("spike, w =", w, "extrapolated by", max(change[-len(R) :]), "of the range", flush=True)
     assert shown.faces is not None
-    target = field_target(lamina.Mesh(shown.points / radius, shown.faces))
+    target = signed_distance_target(lamina.Mesh(shown.points / radius, shown.faces))
     distance = [signed_distances(target, config, torch.from_numpy(turn)).numpy() for turn in R]
     largest = np.abs(u).max((1, 2))
     arrays["spike_points"] = (shown.points.numpy() / radius).astype(np.float32)

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lamina.colours import as_floats
 from lamina.errors import InputError
-from lamina.view.colours import as_floats
 from lamina.view.display import Display, display, own_points
 
 if TYPE_CHECKING:
@@ -287,7 +287,8 @@ class Solution:
         ...     u.save(pathlib.Path(folder) / "u.npz").name
         'u.npz'
         """
-        from lamina.view.export import save, save_splats, writes_splats
+        from lamina.io.export import save, save_splats
+        from lamina.surfaces.splats import writes_splats
 
         suffix = Path(path).suffix.lower()
         if suffix == ".html":

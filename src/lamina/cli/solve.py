@@ -404,13 +404,14 @@ class _Run:
             say_next("look at it", "view", self.out, self.as_json)
 
     def _write(self, u: Any, report: dict[str, Any]) -> list[Path]:
+        from lamina.io.export import atomic_write
+        from lamina.surfaces.splats import own_formats
         from lamina.view.charts import plot_residuals
-        from lamina.view.export import atomic_write, own_files
 
         assert self.out is not None
         title = f"{self.problem} on {u.domain.surface.name}"
         files = [u.save(self.out / "solution.ply"), u.plot(self.out / "solution.png", title=title)]
-        files += [u.save(self.out / f"solution.{ending}") for ending in own_files(u.domain.surface)]
+        files += [u.save(self.out / f"solution.{ending}") for ending in own_formats(u.domain.surface)]
         if u.drawn.note is not None and u.domain.surface.representation != "splats":
             files.append(u.save(self.out / "original.ply", refine=False))
         reference = self.exact_states(u.drawn)

@@ -22,12 +22,12 @@ from lamina.grid.pieces import ROUGH, CurvedPieces, cut_from, cut_thin, turned_s
 from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_set import (
-    Crossed,
+    CrossedCells,
     Function,
-    follow,
+    connected_crossed_cells,
     gradient_of,
+    last_newton_step,
     roots,
-    settled_once_more,
     value_and_gradient,
     values,
 )
@@ -62,7 +62,7 @@ def level_pieces(surface: Implicit, lattice: Lattice, finer: int, degree: int = 
     phi, box = surface.phi, surface.box
     fine = Lattice(lattice.origin, lattice.spacing / finer)
     seeds = torch.unique(torch.floor((surface.points - fine.origin) / fine.spacing).long(), dim=0)
-    crossed = follow(phi, fine, box, seeds)
+    crossed = connected_crossed_cells(phi, fine, box, seeds)
     if not len(crossed.cell):
         return None
     flat = cut_tetrahedra(crossed.corner, crossed.value)
@@ -174,7 +174,7 @@ def _curved(
     return CurvedPieces.join(done)
 
 
-def _vertices(surface: Implicit, crossed: Crossed, flat: Pieces) -> Tensor:
+def _vertices(surface: Implicit, crossed: CrossedCells, flat: Pieces) -> Tensor:
     """Roots (v, 3) on the edges that the pieces' vertices lie on, of phi continued beyond the box."""
     phi, box = surface.phi, surface.box
 
@@ -183,7 +183,7 @@ def _vertices(surface: Implicit, crossed: Crossed, flat: Pieces) -> Tensor:
 
     (a, b), (fa, fb) = crossed.position[flat.ends].unbind(1), crossed.value[flat.ends].unbind(1)
     found = roots(continued, a, b, fa, fb)
-    return settled_once_more(continued, found, b - a) if surface.tracked and torch.is_grad_enabled() else found
+    return last_newton_step(continued, found, b - a) if surface.tracked and torch.is_grad_enabled() else found
 
 
 def _settled(
@@ -204,7 +204,7 @@ def _settled(
     if tracked:
         with torch.no_grad():
             at, good = _secants(phi, x, along, slope, reach)
-        moved = settled_once_more(phi, x + (at * good)[:, None] * along, along)
+        moved = last_newton_step(phi, x + (at * good)[:, None] * along, along)
     else:
         at, good = _secants(phi, x, along, slope, reach)
         moved = x + (at * good)[:, None] * along

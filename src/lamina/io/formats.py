@@ -1,8 +1,8 @@
-"""Readers of surface files: each takes a path and gives Contents, or raises.
+"""Readers of surface files: each takes a path and returns Contents, or raises FormatError.
 
-Written here, rather than left to a general reader, which believes what a file says of its size and loses
-what a PDE needs: OBJ (seams of texture split vertices), PLY (points or mesh is decided by what the file
-holds), OFF (files may end too early) and binary STL (which may begin like a text).
+General readers trust the size that a file announces, and lose what a PDE needs. So these are written here: OBJ (texture
+seams must not split vertices), PLY (what the file holds decides between points and mesh), OFF (files may end too early)
+and binary STL (which may begin like a text).
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ if TYPE_CHECKING:
     from lamina.io.splat_files import SplatData
 
 
+# Columns 4 to 6 of a text or array are normals if their median length is between these; colours in 0..255 are mostly
+# longer, and colours in 0..1 can pass. Half and double would let more of these pass.
+MIN_NORMAL_LENGTH, MAX_NORMAL_LENGTH = 0.5, 2
+
+
 @dataclass(frozen=True)
 class Contents:
-    """What was read: points alone, vertices with triangles, or Gaussians. notes: what the reader had to decide."""
+    """What a file holds: points alone, vertices with triangles, or Gaussians. notes: what the reader had to decide."""
 
     points: np.ndarray  # (n, 3)
     faces: np.ndarray | None = None  # (m, 3)
     normals: np.ndarray | None = None  # (n, 3)
     notes: list[str] = field(default_factory=list)
-    splats: SplatData | None = None  # where the points are centres of Gaussians
+    splats: SplatData | None = None  # if the points are centres of Gaussians
 
 
 class FormatError(Exception):
-    """A reader found something else than its format; load() adds the name of the file."""
+    """A reader found something else than its format. load() adds the name of the file."""
 
 
 def _read_ply(path: Path) -> Contents:
@@ -44,7 +49,7 @@ def _read_ply(path: Path) -> Contents:
 
     _check_ply_size(path)
     try:
-        # Telling plyfile that every face is a triangle is ten times faster; it refuses where one is not.
+        # plyfile is ten times faster if told that every face is a triangle; it raises an error if one is not.
         triangles = {"face": {"vertex_indices": 3, "vertex_index": 3}}
         ply = PlyData.read(str(path), known_list_len=triangles)
     except Exception:
@@ -77,11 +82,14 @@ def _read_ply(path: Path) -> Contents:
     return Contents(points, None, normals)
 
 
+MAX_PLY_HEADER_BYTES = 2**20  # in which "end_header" must come: tens of thousands of properties
+
+
 def _check_ply_size(path: Path) -> None:
-    """Refuse a header that announces more than the file can hold: plyfile would ask for memory first."""
+    """Refuse a header that announces more than the file can hold: plyfile takes the memory before it looks."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        header, found, _ = file.read(2**20).partition(b"end_header")
+        header, found, _ = file.read(MAX_PLY_HEADER_BYTES).partition(b"end_header")
     if not found:
         raise FormatError("its header does not end")
     text = b"ascii" in header.partition(b"element")[0]
@@ -96,7 +104,7 @@ def _check_ply_size(path: Path) -> None:
             if count < 0:
                 raise FormatError(f"it announces {count} of its element {words[1][:40]!r}")
         elif words[:1] == ["property"] and len(words) > 2:
-            # Of a list only the length must be there; a number in text takes a digit and a blank.
+            # A list takes at least the bytes of its length; a number in text takes a digit and a blank.
             kind = words[2] if words[1] == "list" else words[1]
             least += count * (2 if text else bytes_of.get(kind, 1))
             if least > size + 1:
@@ -108,14 +116,14 @@ def _columns(element, *names: str) -> np.ndarray:
 
 
 def _read_obj(path: Path) -> Contents:
-    """Positions and faces only: texture coordinates must not cut the surface open along their seams.
+    """Positions and faces only: texture coordinates would cut the surface open along their seams.
 
     Polygons are triangulated; lines (l), points (p) and faces with fewer than three corners are counted and left out.
     """
     vertices, normals, corners = [], [], []
     left_out = {"l": 0, "p": 0}
     text = re.sub(r"#.*", "", path.read_text("utf-8", "replace").removeprefix("\ufeff"))
-    # A backslash at the end joins a line with the next; the blank line in its place keeps the count of lines.
+    # A backslash at the end of a line joins it with the next; a blank line is put in, so that line numbers stay right.
     text = re.sub(r"\\[ \t]*\n([^\n]*)", r" \1\n", text)
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -202,7 +210,7 @@ def _read_gltf(path: Path) -> Contents:
 
 
 def _welded(vertices: np.ndarray, faces: np.ndarray, kind: str) -> Contents:
-    """Coincident vertices made one: these formats repeat a vertex for every facet, normal or texture seam."""
+    """A mesh whose coincident vertices are merged: these formats repeat a vertex for each facet, normal or seam."""
     points = np.asarray(vertices, dtype=np.float64) + 0.0  # -0.0 is 0.0
     _, first, inverse = np.unique(points, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)  # keep the order of the file
@@ -232,8 +240,8 @@ def _with_normals(table: np.ndarray) -> Contents:
     if table.shape[1] == 3:
         return Contents(table)
     length = np.linalg.norm(table[:, 3:], axis=1)
-    if not 0.5 < np.median(length) < 2:
-        # Most likely colours; as normals they would silently ruin the surface.
+    if not MIN_NORMAL_LENGTH < np.median(length) < MAX_NORMAL_LENGTH:
+        # Such columns are most likely colours. Used as normals they would ruin the surface without a warning.
         return Contents(table[:, :3], notes=["Columns 4 to 6 are not unit normals and were not used."])
     return Contents(table[:, :3], None, table[:, 3:])
 
@@ -272,7 +280,10 @@ def _read_npy(path: Path) -> Contents:
 
 
 def _polygons(points: np.ndarray, polygons, *, lines: int = 0, single: int = 0) -> Contents:
-    """A mesh of polygons (k, c), or of k lists of corners, beside so many lines and single points."""
+    """A mesh of polygons (k, c), or of k lists of corners.
+
+    lines, single: how many lines and single points the file holds besides.
+    """
     found = triangulate(points, polygons)
     if 0 < found.too_few == len(polygons):
         raise FormatError(
@@ -312,13 +323,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def data_lines(text: str) -> list[str]:
-    """Lines without comments (#, //, %), commas and semicolons read as blanks."""
+    """The lines of a text without comments (#, //, %), with blanks for commas and semicolons."""
     text = re.sub(r"(?:#|//|%).*", "", text.removeprefix("\ufeff"))
     return [line.strip() for line in text.replace(",", " ").replace(";", " ").splitlines()]
 
 
 def numbers(line: str) -> list[float] | None:
-    """The numbers of a line, at least three, or None."""
+    """The numbers of a line; None if a word is no number, or if there are fewer than three."""
     try:
         words = [float(word) for word in line.split()]
     except ValueError:

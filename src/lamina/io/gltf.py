@@ -1,6 +1,6 @@
 """Reader of glTF 2.0 (Khronos Group 2021, "glTF 2.0 specification"): the triangles of a scene, and nothing else.
 
-Written here, rather than left to trimesh, because a file can ask for more than it holds: accessors without data,
+It is written here, and not left to trimesh, because a file can ask for more than it holds: accessors without data,
 scenes that place a mesh many times or contain themselves, images of any size. Materials and images are not opened.
 """
 
@@ -21,13 +21,16 @@ from lamina.io.formats import FormatError
 COMPONENTS = {5120: "<i1", 5121: "<u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
 POINTS, TRIANGLES, STRIP, FAN = 0, 4, 5, 6
 CHUNK_JSON, CHUNK_BINARY = 0x4E4F534A, 0x004E4942
-PLACED = 100  # times the bytes of the file that all placed copies of its meshes may take
-SMALL = 2**24
+# All placed copies of meshes may take this many times the bytes of the file and its buffers, or ALWAYS_PLACED_BYTES if
+# that is more. A scene may place a mesh often: half would refuse some such scenes, double lets a hostile file take
+# twice the memory.
+MAX_PLACED_RATIO = 100
+ALWAYS_PLACED_BYTES = 2**24  # 16 MB, harmless in any case
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Vertices (n, 3) and triangles (m, 3), and how many primitives of lines and of points there were beside them."""
+    """Vertices (n, 3) and triangles (m, 3), and how many primitives of lines and of points were left out."""
 
     vertices: np.ndarray
     triangles: np.ndarray
@@ -46,7 +49,7 @@ def read_scene(path: Path) -> Scene:
     if not isinstance(scene, dict):
         raise FormatError("its JSON is no scene")
     buffers = [_buffer(path, entry, binary if i == 0 else b"") for i, entry in enumerate(_list(scene, "buffers"))]
-    left = max(SMALL, PLACED * (len(data) + sum(map(len, buffers))))
+    left = max(ALWAYS_PLACED_BYTES, MAX_PLACED_RATIO * (len(data) + sum(map(len, buffers))))
     primitives = [list(_primitives(scene, buffers, mesh)) for mesh in _list(scene, "meshes")]
     vertices, faces, count = [], [], 0
     lines = points_only = 0
@@ -57,9 +60,9 @@ def read_scene(path: Path) -> Scene:
         for points, triangles in _at(primitives, mesh, "mesh"):
             left -= points.nbytes + triangles.nbytes
             if left < 0:
-                raise FormatError(f"its scene places copies of more than {PLACED} times the size of the file")
+                raise FormatError(f"its scene places copies of more than {MAX_PLACED_RATIO} times the size of the file")
             vertices.append(points @ transform[:3, :3].T + transform[:3, 3])
-            mirrored = np.linalg.det(transform[:3, :3]) < 0  # then the format counts corners the other way round
+            mirrored = np.linalg.det(transform[:3, :3]) < 0  # then the order of corners is reversed, by the format
             faces.append((triangles[:, ::-1] if mirrored else triangles) + count)
             count += len(points)
     if not faces:
@@ -132,12 +135,12 @@ def _triangles(corners: np.ndarray, mode: int) -> np.ndarray:
     if mode == FAN:
         return np.stack([np.broadcast_to(corners[:1], max(len(corners) - 2, 0)), corners[1:-1], corners[2:]], 1)
     strip = np.stack([corners[:-2], corners[1:-1], corners[2:]], 1)
-    strip[1::2] = strip[1::2, [1, 0, 2]]  # every other one is turned round
+    strip[1::2] = strip[1::2, [1, 0, 2]]  # every other triangle has the opposite order of corners
     return strip
 
 
 def _accessor(scene: dict[str, Any], buffers: list[bytes], index: Any) -> np.ndarray:
-    """Numbers (count, width) of an accessor, which must lie in its buffer."""
+    """The numbers (count, width) of an accessor. Raises FormatError if they do not lie within its buffer."""
     accessor = _at(_list(scene, "accessors"), index, "accessor")
     if "sparse" in accessor or "bufferView" not in accessor:
         raise FormatError("it has sparse accessors, which are not read; save it without")
@@ -157,12 +160,12 @@ def _accessor(scene: dict[str, Any], buffers: list[bytes], index: Any) -> np.nda
         return np.zeros((0, width), dtype)
     rows = np.ndarray((count, width), dtype, data, start, (step, dtype.itemsize))
     if accessor.get("normalized") and dtype.kind in "iu":
-        return np.maximum(rows / np.iinfo(dtype).max, -1)  # integers that stand for -1 to 1
+        return np.maximum(rows / np.iinfo(dtype).max, -1)  # such integers stand for -1 to 1
     return rows
 
 
 def _placed(scene: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
-    """Meshes with their transforms (4, 4), from the roots of the scene down; each node once, as the format asks."""
+    """Numbers of meshes with their transforms (4, 4), from the roots of the scene down. A node may occur only once."""
     nodes = _list(scene, "nodes")
     children = [_list(node, "children") for node in nodes]
     below = [child for row in children for child in row]
@@ -185,7 +188,7 @@ def _placed(scene: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _transform(node: dict[str, Any]) -> np.ndarray:
-    """The matrix of a node, stored by columns, or its translation after its rotation after its scale."""
+    """The matrix (4, 4) of a node: given, by columns, or made of its scale, then its rotation, then its translation."""
     if "matrix" in node:
         return np.array(node["matrix"], dtype=np.float64).reshape(4, 4).T
     x, y, z, w = np.array(node.get("rotation", (0, 0, 0, 1)), dtype=np.float64)

@@ -1,7 +1,7 @@
-"""Triangles of polygons: from the first corner where that stays inside, by clipping ears where the polygon is concave.
+"""Triangles of polygons: a fan from the first corner if that covers the polygon, ears cut off one by one otherwise.
 
 A polygon p_0, ..., p_{c-1} has the normal N = sum_i (p_i - p_0) x (p_{i+1} - p_0). If no triangle (p_0, p_i, p_{i+1})
-looks against N, these triangles cover the polygon once. Otherwise ears are cut off one after the other (Meisters 1975,
+points against N, these triangles cover the polygon once. Otherwise ears are cut off one after the other (Meisters 1975,
 "Polygons have ears"); a cut changes only the two corners beside it (O'Rourke 1998, "Computational geometry in C", 1.3).
 """
 
@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 # Ears of a polygon with c corners take O(c^2) steps, a second for this many; larger ones are split from their first
 # corner: at half of it outlines of drawings are split wrongly, at double a file can keep the reader busy for seconds.
 MAX_EAR_CORNERS = 5_000
-ROUNDING = 1e-12  # share of the polygon's area by which a triangle may look the other way through rounding alone
+# A triangle of the fan counts as turned over if its normal points against that of the polygon by more than this share
+# of the squared area: less can be rounding. Half or double makes no difference in float64.
+TURNED_OVER_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
 class Triangulated:
-    """Triangles (m, 3), and how many of the polygons had fewer than three corners or could only be fanned."""
+    """Triangles (m, 3), and how many polygons have fewer than three corners or could only be fanned."""
 
     triangles: NDArray
     too_few: int
@@ -67,7 +69,7 @@ def _concave(points: NDArray, polygons: NDArray) -> NDArray:
     with np.errstate(invalid="ignore", over="ignore"):
         normals = np.cross(arms[:, :-1], arms[:, 1:])
         total = normals.sum(1, keepdims=True)
-        against = (normals * total).sum(2) < -ROUNDING * (total**2).sum(2)
+        against = (normals * total).sum(2) < -TURNED_OVER_TOLERANCE * (total**2).sum(2)
     return np.flatnonzero(against.any(1))
 
 

@@ -1,6 +1,6 @@
 """Tensors in safetensors files, with metadata.
 
-safetensors is imported where a file is read or written: building and applying networks needs torch alone.
+safetensors is imported only where a file is read or written: networks are built and applied without it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from lamina.errors import InputError
 
-KEY = "lamina"  # of the metadata
+METADATA_KEY = "lamina"  # under which the metadata is stored
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Path:
-    """Write tensors and metadata (values as JSON); whole or not at all."""
+    """Write tensors and metadata (values that JSON holds). If that fails, no part of a file is left at the path."""
     from safetensors.torch import save
 
     path = Path(path)
     data = save(
         {key: value.detach().cpu().contiguous() for key, value in tensors.items()},
-        metadata={KEY: json.dumps(metadata)},  # one entry: safetensors writes several in random order
+        metadata={METADATA_KEY: json.dumps(metadata)},  # one entry, because safetensors writes several in random order
     )
     draft = path.with_name(path.name + ".part")
     try:
@@ -38,7 +38,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapp
 
 
 def load_tensors(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (none unless wanted) and metadata of a file that save_tensors wrote; InputError when it is not one."""
+    """Tensors and metadata of a file; tensors=False reads the metadata alone. Raises InputError for other files."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -46,7 +46,7 @@ def load_tensors(path: str | Path, tensors: bool = True) -> tuple[dict[str, Tens
         raise InputError(f"there is no file {path}; expected weights in safetensors format.")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
             names = file.keys() if tensors else ()
             found = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, ValueError, RecursionError, OSError) as error:

@@ -1,7 +1,7 @@
-"""Reader of SOG archives ("spatially ordered Gaussians", version 2): numbers of 8 and 16 bits in the pixels of images.
+"""Reader of SOG archives ("spatially ordered Gaussians", version 2), which store numbers in the pixels of images.
 
-Pixel i of every image, row by row, belongs to Gaussian i; meta.json names the images and holds the bounds
-and code books. Format: "The SOG format", PlayCanvas developer documentation.
+The numbers have 8 or 16 bits. Pixel i of every image, counted row by row, belongs to Gaussian i. meta.json names the
+images and holds bounds and code books. Format: "The SOG format", PlayCanvas developer documentation.
 """
 
 from __future__ import annotations
@@ -17,11 +17,20 @@ from numpy.typing import NDArray
 
 from lamina.io.archives import open_archive, read_member
 from lamina.io.formats import FormatError
-from lamina.io.splat_files import PER_BYTE, SplatData, colours_of, normalised, without_largest
+from lamina.io.splat_files import (
+    MAX_DEFLATE_RATIO,
+    MAX_GAUSSIANS_PER_BYTE,
+    SplatData,
+    colours_of,
+    normalised,
+    without_largest,
+)
 
-LARGEST_META = 2**22  # bytes of meta.json, which is three code books of 256 numbers and some names
-MOST = 1e30  # of the numbers in meta.json
-LARGEST_TAG = 252  # quats: the fourth channel is this and the index of the component left out
+MAX_META_BYTES = 2**22  # of meta.json, which holds three code books of 256 numbers and some names: a few kilobytes
+MAX_META_NUMBER = 1e30  # absolute value in meta.json, so that float32 holds the numbers and their differences
+# An image may have twice as many pixels as there are Gaussians, and these more: squares leave some pixels unused.
+MAX_PIXELS_PER_GAUSSIAN, MAX_EXTRA_PIXELS = 2, 4096
+QUATERNION_TAG = 252  # the fourth channel of quats is this plus the index of the component that was left out
 
 
 def read_sog(path: Path) -> SplatData:
@@ -32,7 +41,7 @@ def read_sog(path: Path) -> SplatData:
         count = meta.get("count")
         if meta.get("version") != 2 or not isinstance(count, int):
             raise FormatError(f"its meta.json has version {meta.get('version')!r:.20}; expected 2, with a count")
-        if not 0 < count <= PER_BYTE * size:
+        if not 0 < count <= MAX_GAUSSIANS_PER_BYTE * size:
             raise FormatError(f"it announces {count} Gaussians, which do not fit its {size} bytes")
         low, high, scales, quats, sh0 = (
             _pixels(archive, meta, key, index, count, size)
@@ -42,7 +51,7 @@ def read_sog(path: Path) -> SplatData:
     share = ((low[:, :3] + 256 * high[:, :3].astype(np.int32)) / 65535).astype(np.float32)
     stretched = least * (1 - share) + most * share
     three = (quats[:, :3] / np.float32(255) - np.float32(0.5)) * np.float32(2**0.5)
-    left_out = quats[:, 3].astype(np.int64) - LARGEST_TAG
+    left_out = quats[:, 3].astype(np.int64) - QUATERNION_TAG
     if (left_out < 0).any():
         raise FormatError(f"a rotation names the component {int(left_out.min())}; expected 0 to 3")
     harmonics = _numbers(meta, "sh0", "codebook", 256)[sh0[:, :3]]
@@ -62,7 +71,7 @@ def read_sog(path: Path) -> SplatData:
 
 
 def _meta(archive: zipfile.ZipFile) -> dict[str, Any]:
-    text = _member(archive, "meta.json", LARGEST_META)
+    text = _member(archive, "meta.json", MAX_META_BYTES)
     try:
         meta = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -90,24 +99,26 @@ def _section(meta: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _numbers(meta: dict[str, Any], key: str, name: str, count: int) -> NDArray:
-    """`count` finite numbers of meta.json, float32."""
+    """The `count` finite numbers under key and name in meta.json, float32."""
     values = _section(meta, key).get(name)
     numbers = values if isinstance(values, list) else []
-    if len(numbers) != count or not all(isinstance(v, int | float) and -MOST < v < MOST for v in numbers):
+    sound = all(isinstance(v, int | float) and -MAX_META_NUMBER < v < MAX_META_NUMBER for v in numbers)
+    if len(numbers) != count or not sound:
         raise FormatError(f"its {key}.{name} is not a list of {count} numbers")
     return np.array(numbers, dtype=np.float32)
 
 
 def _pixels(archive: zipfile.ZipFile, meta: dict[str, Any], key: str, index: int, count: int, size: int) -> NDArray:
-    """Channels (count, 4) of an image, whose size its header tells before it is decoded."""
+    """Channels (count, 4) of an image. The size in its header is checked before the image is decoded."""
     from PIL import Image
 
     files = _section(meta, key).get("files")
     name = files[index] if isinstance(files, list) and len(files) > index else None
     if not isinstance(name, str):
         raise FormatError(f"its meta.json names no image {index} of {key}")
-    most = 2 * count + 4096  # pixels: a square image with padding
-    data = _member(archive, name, min(4 * most + 4096, 1032 * size))
+    most = MAX_PIXELS_PER_GAUSSIAN * count + MAX_EXTRA_PIXELS
+    # Four channels of a byte and a header; and a deflated member cannot be larger than this.
+    data = _member(archive, name, min(4 * most + 4096, MAX_DEFLATE_RATIO * size))
     try:
         with Image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as image:
             width, height = image.size

@@ -15,12 +15,12 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from lamina.io.sog import LARGEST_TAG
+from lamina.io.sog import QUATERNION_TAG
 from lamina.io.splat_files import SplatData
 from lamina.io.splat_writing import as_bytes, beside_largest, constant_harmonics, finite, log_scales
 
-BOOK = 256  # numbers in a code book, as many as a byte can name
-STEPS = 2**16 - 1  # of a coordinate: two bytes, in two images
+CODE_BOOK_SIZE = 256  # numbers in a code book, as many as a byte can name
+COORDINATE_STEPS = 2**16 - 1  # of a coordinate: two bytes, in two images
 
 
 def write_sog(splats: SplatData) -> bytes:
@@ -29,7 +29,7 @@ def write_sog(splats: SplatData) -> bytes:
     # Coordinates are stored as sign(x) log(1 + |x|), evenly between the ends.
     stretched = np.sign(splats.centres) * np.log1p(np.abs(splats.centres.astype(np.float64)))
     low, high = stretched.min(0), stretched.max(0)
-    place = np.rint((stretched - low) / np.where(high > low, high - low, 1) * STEPS).astype(np.int64)
+    place = np.rint((stretched - low) / np.where(high > low, high - low, 1) * COORDINATE_STEPS).astype(np.int64)
     scale_book, scales = _coded(log_scales(splats))
     colour_book, colours = _coded(constant_harmonics(splats))
     index, three = beside_largest(splats.rotations)
@@ -37,7 +37,7 @@ def write_sog(splats: SplatData) -> bytes:
         "means_l": place & 255,
         "means_u": place >> 8,
         "scales": scales,
-        "quats": np.column_stack([as_bytes(255 * (three / 2**0.5 + 0.5)), LARGEST_TAG + index]),
+        "quats": np.column_stack([as_bytes(255 * (three / 2**0.5 + 0.5)), QUATERNION_TAG + index]),
         "sh0": np.column_stack([colours, as_bytes(255 * splats.opacities)]),
     }
     meta = {
@@ -60,11 +60,12 @@ def write_sog(splats: SplatData) -> bytes:
 def _coded(values: NDArray) -> tuple[list[float], NDArray]:
     """A code book of 256 numbers in order, and the index of the one nearest to each of the values (n, 3)."""
     distinct = np.unique(values)
-    if len(distinct) <= BOOK:
-        book = np.pad(distinct, (0, BOOK - len(distinct)), mode="edge")
+    if len(distinct) <= CODE_BOOK_SIZE:
+        book = np.pad(distinct, (0, CODE_BOOK_SIZE - len(distinct)), mode="edge")
     else:
-        even = np.linspace(distinct[0], distinct[-1], BOOK // 2)
-        book = np.sort(np.concatenate([even, np.quantile(values, (np.arange(BOOK // 2) + 0.5) / (BOOK // 2))]))
+        even = np.linspace(distinct[0], distinct[-1], CODE_BOOK_SIZE // 2)
+        quantiles = (np.arange(CODE_BOOK_SIZE // 2) + 0.5) / (CODE_BOOK_SIZE // 2)
+        book = np.sort(np.concatenate([even, np.quantile(values, quantiles)]))
     return book.tolist(), np.searchsorted((book[1:] + book[:-1]) / 2, values)
 
 
@@ -74,7 +75,7 @@ def _image(table: NDArray) -> bytes:
 
     width = ceil(len(table) ** 0.5)
     height = ceil(len(table) / width)
-    # Channels that say nothing are opaque: an encoder may drop the colour of a transparent pixel.
+    # Unused channels are opaque, because an encoder may drop the colour of a transparent pixel.
     canvas = np.full((height * width, 4), 255, np.uint8)
     canvas[: len(table), : table.shape[1]] = table
     image = io.BytesIO()

@@ -1,7 +1,7 @@
 """Readers of Gaussian splats: INRIA and compressed PLY, .splat, .spz; SOG archives are in lamina.io.sog.
 Writers are in lamina.io.splat_writing.
 
-Each gives SplatData. What a file announces is compared with its size before memory is asked for.
+Each returns SplatData. What a file announces is compared with its size before memory is taken.
 Layouts: Kerbl et al. (2023), "3D Gaussian splatting for real-time radiance field rendering", and the
 format descriptions of PlayCanvas (compressed PLY), antimatter15/splat and nianticlabs/spz.
 """
@@ -22,25 +22,29 @@ from scipy.special import expit
 from lamina.io.formats import FormatError
 
 SH_0 = 0.28209479177387814  # the constant spherical harmonic, 1 / (2 sqrt(pi)): colour = 1/2 + SH_0 f_dc
-RECORD = np.dtype([("centre", "<f4", 3), ("scale", "<f4", 3), ("colour", "u1", 4), ("rotation", "u1", 4)])
-SPZ_MAGIC, SPZ_HEADER = b"NGSP", 16
-SPZ_COLOUR = 0.15  # what f_dc is multiplied with in .spz before it goes to 0..1
+SPLAT_RECORD = np.dtype([("centre", "<f4", 3), ("scale", "<f4", 3), ("colour", "u1", 4), ("rotation", "u1", 4)])
+SPZ_MAGIC, SPZ_HEADER_BYTES = b"NGSP", 16
+SPZ_COLOUR = 0.15  # factor on f_dc in .spz: 1/2 + SPZ_COLOUR f_dc is stored in 0..1
 SPZ_HARMONICS = (0, 9, 24, 45, 72)  # bytes of view-dependent colour a Gaussian, by degree
-GZIP_RATIO = 1032  # no deflate stream grows by more
-PER_BYTE = 4  # Gaussians a byte of a compressed file may stand for: trained ones take ten bytes each
-CHUNK = 256  # Gaussians that share the bounds of a chunk in a compressed PLY
-BLOCK = 2**20  # bytes decompressed at a time
-OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # components beside the one of that number
-# Properties of a PLY that a surface with a field writes anew, so that old ones are not kept beside them.
-WRITTEN = re.compile(r"x|y|z|f_dc_[012]|f_rest_\d+|opacity|scale_[012]|rot_[0123]|value(_\d+)?|red|green|blue")
+MAX_DEFLATE_RATIO = 1032  # a deflate stream cannot unpack to more times its size
+# Gaussians that a byte of a compressed file may stand for; trained ones take about ten bytes each. Half would still
+# read them all, double lets a hostile file take twice the memory.
+MAX_GAUSSIANS_PER_BYTE = 4
+CHUNK_GAUSSIANS = 256  # Gaussians that share the bounds of a chunk in a compressed PLY
+INFLATE_BLOCK_BYTES = 2**20  # decompressed at a time
+OTHER_COMPONENTS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # row i: all components but i
+# Properties that are written anew when Gaussians are saved with a field; those read from a PLY are then not kept.
+WRITTEN_PROPERTIES = re.compile(
+    r"x|y|z|f_dc_[012]|f_rest_\d+|opacity|scale_[012]|rot_[0123]|value(_\d+)?|red|green|blue"
+)
 
 
 @dataclass(frozen=True)
 class SplatData:
     """Gaussians with covariances R diag(scales^2) R^T and peaks `opacities`, float32.
 
-    harmonics: f_dc and f_rest in INRIA's order, so that they can be written again; None: only colours.
-    form: the extension of the format that they came in. extra: further properties (n,) of a PLY, by name.
+    harmonics: f_dc and f_rest in INRIA's order, so that they can be written again; None if there are only colours.
+    form: the extension of the format that they were read from. extra: further properties (n,) of a PLY, by name.
     """
 
     centres: NDArray  # (n, 3)
@@ -55,6 +59,15 @@ class SplatData:
 
     def __len__(self) -> int:
         return len(self.centres)
+
+
+# A file without a signature is taken for .splat if more than MIN_SOUND_SHARE of its first records are sound: the length
+# of the quaternion is 1 within MAX_SNIFFED_ROTATION_ERROR (bytes round it by about 0.01), and coordinates and scales
+# are below MAX_SNIFFED_LENGTH. Chosen by trial; with fewer than MIN_SNIFFED_RECORDS records chance would decide.
+MIN_SNIFFED_RECORDS = 8
+MAX_SNIFFED_ROTATION_ERROR = 0.05
+MAX_SNIFFED_LENGTH = 1e6
+MIN_SOUND_SHARE = 0.9
 
 
 def colours_of(harmonics: NDArray) -> NDArray:
@@ -73,7 +86,7 @@ def without_largest(index: NDArray, three: NDArray) -> NDArray:
     """Quaternions (n, 4) from three of their components (n, 3) and the index (n,) of the fourth, the largest."""
     q = np.empty((len(index), 4), dtype=np.float32)
     rows = np.arange(len(index))
-    q[rows[:, None], OTHERS[index]] = three
+    q[rows[:, None], OTHER_COMPONENTS[index]] = three
     q[rows, index] = np.sqrt((1 - (three.astype(np.float64) ** 2).sum(1)).clip(0))
     return q
 
@@ -95,7 +108,8 @@ def from_ply(elements: dict[str, Any]) -> SplatData:
 
 
 def _inria(vertex: Any, names: set[str]) -> SplatData:
-    """Logarithms of scales, logits of opacities, quaternions of any length; two scales: a disc (2DGS)."""
+    """Gaussians in INRIA's layout: logarithms of scales, logits of opacities, quaternions of any length. Two scales
+    instead of three describe a disc (2DGS)."""
     with np.errstate(over="ignore"):
         scales = np.exp(_columns(vertex, *(f"scale_{i}" for i in range(3) if f"scale_{i}" in names)))
     if scales.shape[1] == 2:
@@ -122,19 +136,22 @@ def _inria(vertex: Any, names: set[str]) -> SplatData:
 def _extra(vertex: Any, name: str) -> NDArray | None:
     """A property (n,) that is no part of the Gaussians and holds plain numbers, or None."""
     column = np.asarray(vertex[name])
-    return None if WRITTEN.fullmatch(name) or column.dtype.kind not in "iuf" else column
+    return None if WRITTEN_PROPERTIES.fullmatch(name) or column.dtype.kind not in "iuf" else column
 
 
 def _compressed(elements: dict[str, Any]) -> SplatData:
-    """Numbers of 8 to 11 bits between the bounds of their chunk; quaternions without their largest component."""
+    """Gaussians of a compressed PLY: numbers of 8 to 11 bits between the bounds of their chunk, and quaternions without
+    their largest component."""
     chunk, vertex = elements["chunk"], elements["vertex"]
     count = vertex.count
-    if chunk.count * CHUNK < count:
-        raise FormatError(f"it has {chunk.count} chunks for {count} Gaussians; expected one for every {CHUNK}")
+    if chunk.count * CHUNK_GAUSSIANS < count:
+        raise FormatError(
+            f"it has {chunk.count} chunks for {count} Gaussians; expected one for every {CHUNK_GAUSSIANS}"
+        )
     position, rotation, scale, colour = (
         np.asarray(vertex[f"packed_{name}"]).astype(np.uint32) for name in ("position", "rotation", "scale", "color")
     )
-    which = np.arange(count) // CHUNK
+    which = np.arange(count) // CHUNK_GAUSSIANS
 
     def between(share: NDArray, prefix: str, axes: str) -> NDArray:
         low, high = (_columns(chunk, *(f"{end}_{prefix}{axis}" for axis in axes)) for end in ("min", "max"))
@@ -159,7 +176,7 @@ def _compressed(elements: dict[str, Any]) -> SplatData:
 
 
 def _bytes_of_harmonics(sh: Any, count: int) -> NDArray:
-    """f_rest (n, r) from bytes, the middles of 256 steps from -4 to 4; 0 and 255 stand for the ends."""
+    """f_rest (n, r) from bytes, which stand for the middles of 256 steps from -4 to 4; 0 and 255 stand for the ends."""
     names = sorted((p.name for p in sh.properties if re.fullmatch(r"f_rest_\d+", p.name)), key=lambda n: int(n[7:]))
     if sh.count != count:
         raise FormatError(f"it has {sh.count} rows of harmonics for {count} Gaussians")
@@ -184,9 +201,9 @@ def _columns(element: Any, *names: str) -> NDArray:
 def read_splat(path: Path) -> SplatData:
     """32 bytes a Gaussian: centre, lengths of the axes, colour with opacity, quaternion (q - 128) / 128."""
     size = path.stat().st_size
-    if size == 0 or size % RECORD.itemsize:
-        raise FormatError(f"it has {size} bytes; expected {RECORD.itemsize} for every Gaussian")
-    records = np.fromfile(path, RECORD)
+    if size == 0 or size % SPLAT_RECORD.itemsize:
+        raise FormatError(f"it has {size} bytes; expected {SPLAT_RECORD.itemsize} for every Gaussian")
+    records = np.fromfile(path, SPLAT_RECORD)
     return SplatData(
         records["centre"].astype(np.float32),
         records["scale"].astype(np.float32),
@@ -203,7 +220,7 @@ def read_splat(path: Path) -> SplatData:
 def read_spz(path: Path) -> SplatData:
     """A gzip stream: header, then columns of centres, opacities, colours, scales, rotations and harmonics."""
     data = path.read_bytes()
-    head = _inflated(data, SPZ_HEADER)
+    head = _inflated(data, SPZ_HEADER_BYTES)
     if head[:4] != SPZ_MAGIC:
         raise FormatError("its first bytes are not those of SPZ")
     version, count = (int(v) for v in np.frombuffer(head, "<u4", 2, 4))
@@ -214,10 +231,10 @@ def read_spz(path: Path) -> SplatData:
             f"degree 0 to {len(SPZ_HARMONICS) - 1} and at most 23 bits"
         )
     widths = (6 if version == 1 else 9, 1, 3, 3, 4 if version == 3 else 3, SPZ_HARMONICS[degree])
-    needed = SPZ_HEADER + count * sum(widths)
-    if not 0 < count <= PER_BYTE * len(data) or needed > GZIP_RATIO * len(data):
+    needed = SPZ_HEADER_BYTES + count * sum(widths)
+    if not 0 < count <= MAX_GAUSSIANS_PER_BYTE * len(data) or needed > MAX_DEFLATE_RATIO * len(data):
         raise FormatError(f"it announces {count} Gaussians, which do not fit its {len(data)} bytes")
-    columns = np.frombuffer(_inflated(data, needed, needed), np.uint8, needed - SPZ_HEADER, SPZ_HEADER)
+    columns = np.frombuffer(_inflated(data, needed, needed), np.uint8, needed - SPZ_HEADER_BYTES, SPZ_HEADER_BYTES)
     parts = np.split(columns, np.cumsum([count * w for w in widths])[:-1])
     centre, opacity, colour, scale, rotation, view = (p.reshape(count, -1) for p in parts)
     harmonics = (colour / np.float32(255) - np.float32(0.5)) / np.float32(SPZ_COLOUR)
@@ -236,17 +253,17 @@ def read_spz(path: Path) -> SplatData:
 
 
 def _inflated(data: bytes, wanted: int, expected: int | None = None) -> bytes:
-    """The first `wanted` bytes of a gzip stream; with `expected`, all that many must be there, and undamaged."""
+    """The first `wanted` bytes of a gzip stream; if `expected` is given, the stream must be sound and have as many."""
     stream = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         found = stream.decompress(data, wanted)
         length, rest = len(found), stream.unconsumed_tail
         while expected is not None and not stream.eof:
-            more = len(stream.decompress(rest, BLOCK))
+            more = len(stream.decompress(rest, INFLATE_BLOCK_BYTES))
             if not more and not stream.eof:
                 break
             length, rest = length + more, stream.unconsumed_tail
-            if length > expected + BLOCK:
+            if length > expected + INFLATE_BLOCK_BYTES:
                 raise FormatError("it goes on after the Gaussians that it announces")
     except zlib.error as error:
         raise FormatError(f"its compressed data is damaged ({error})") from error
@@ -281,7 +298,7 @@ def _smallest_three(four: NDArray) -> NDArray:
 
 
 def sniff(head: bytes, size: int) -> str | None:
-    """ "splat", "spz" or "sog" where the first bytes of a file of that size betray it, or None."""
+    """ "splat", "spz" or "sog" if the first bytes of a file of that size show it, or None."""
     if head[:2] == b"\x1f\x8b":
         try:
             return "spz" if zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, 4) == SPZ_MAGIC else None
@@ -289,12 +306,13 @@ def sniff(head: bytes, size: int) -> str | None:
             return None
     if head[:4] == b"PK\x03\x04":
         return "sog" if b"means_l." in head else None
-    if size % RECORD.itemsize == 0 and len(head) >= 8 * RECORD.itemsize:
-        records = np.frombuffer(head, RECORD, len(head) // RECORD.itemsize)
+    if size % SPLAT_RECORD.itemsize == 0 and len(head) >= MIN_SNIFFED_RECORDS * SPLAT_RECORD.itemsize:
+        records = np.frombuffer(head, SPLAT_RECORD, len(head) // SPLAT_RECORD.itemsize)
         length = np.linalg.norm((records["rotation"].astype(np.float32) - 128) / 128, axis=1)
         lengths = np.concatenate([records["scale"], np.abs(records["centre"])], 1).astype(np.float64)
-        sound = (np.abs(length - 1) < 0.05) & (lengths >= 0).all(1) & (lengths < 1e6).all(1)
-        return "splat" if sound.mean() > 0.9 else None
+        sound = (np.abs(length - 1) < MAX_SNIFFED_ROTATION_ERROR) & (lengths >= 0).all(1)
+        sound &= (lengths < MAX_SNIFFED_LENGTH).all(1)
+        return "splat" if sound.mean() > MIN_SOUND_SHARE else None
     return None
 
 

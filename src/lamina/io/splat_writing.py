@@ -1,7 +1,7 @@
 """Writers of Gaussian splats: compressed PLY, .splat, .spz; SOG archives are in lamina.io.sog_writing.
 
-Each takes SplatData and gives the bytes of a file, with the Gaussians in their order. INRIA's PLY, which also carries
-a field, is written by lamina.view.export. Layouts: the format descriptions of PlayCanvas (compressed PLY),
+Each takes SplatData and returns the bytes of a file, with the Gaussians in their order. INRIA's PLY, which can also
+hold a field, is written by lamina.io.export. Layouts: the format descriptions of PlayCanvas (compressed PLY),
 antimatter15/splat and nianticlabs/spz (version 3).
 """
 
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from lamina.errors import InputError
 from lamina.io.splat_files import (
-    CHUNK,
-    OTHERS,
-    RECORD,
+    CHUNK_GAUSSIANS,
+    OTHER_COMPONENTS,
     SH_0,
+    SPLAT_RECORD,
     SPZ_COLOUR,
     SPZ_HARMONICS,
     SPZ_MAGIC,
@@ -28,19 +28,20 @@ from lamina.io.splat_files import (
     normalised,
 )
 
-LOG_SCALES = (-20.0, 20.0)  # the logarithms of scales that a compressed PLY may hold; discs have scales of zero
-SPZ_BITS = 23  # of a coordinate in .spz, beside its sign
+# Range of the logarithms of scales that are written: the scales of zero that discs have are not finite there.
+MIN_LOG_SCALE, MAX_LOG_SCALE = -20.0, 20.0
+SPZ_COORDINATE_BITS = 23  # of a coordinate in .spz, beside its sign
 
 
 def write_compressed(splats: SplatData) -> bytes:
     """Numbers of 8 to 11 bits between the bounds of each chunk of 256 Gaussians; one byte for each f_rest."""
     splats = finite(splats)
     chunk: dict[str, NDArray] = {}
-    which = np.arange(len(splats)) // CHUNK
+    which = np.arange(len(splats)) // CHUNK_GAUSSIANS
 
     def shares(values: NDArray, prefix: str, axes: str) -> NDArray:
-        """Values (n, 3) as parts 0..1 of the way between the bounds of their chunks, which are kept."""
-        starts = np.arange(0, len(values), CHUNK)
+        """Values (n, 3) as numbers in 0..1 between the bounds of their chunks; the bounds are stored in chunk."""
+        starts = np.arange(0, len(values), CHUNK_GAUSSIANS)
         low, high = (bound.reduceat(values.astype(np.float32), starts) for bound in (np.minimum, np.maximum))
         for end, rows in (("min", low), ("max", high)):
             chunk.update({f"{end}_{prefix}{axis}": rows[:, i] for i, axis in enumerate(axes)})
@@ -64,7 +65,7 @@ def write_compressed(splats: SplatData) -> bytes:
 def write_splat(splats: SplatData) -> bytes:
     """32 bytes a Gaussian: centre, lengths of the axes, colour with opacity, quaternion 128 q + 128."""
     splats = finite(splats)
-    records = np.zeros(len(splats), RECORD)
+    records = np.zeros(len(splats), SPLAT_RECORD)
     records["centre"], records["scale"] = splats.centres, splats.scales
     records["colour"] = as_bytes(255 * np.column_stack([splats.colours, splats.opacities]))
     records["rotation"] = as_bytes(128 * splats.rotations + 128)
@@ -79,10 +80,12 @@ def write_spz(splats: SplatData) -> bytes:
     """
     splats = finite(splats)
     count, farthest = len(splats), float(np.abs(splats.centres).max())
-    fraction = SPZ_BITS if farthest == 0 else min(SPZ_BITS, floor(log2((2**SPZ_BITS - 1) / farthest)))
+    largest = 2**SPZ_COORDINATE_BITS - 1
+    room = SPZ_COORDINATE_BITS if farthest == 0 else floor(log2(largest / farthest))
+    fraction = min(SPZ_COORDINATE_BITS, room)
     if fraction < 0:
         raise InputError(
-            f"a coordinate of {farthest:.3g} does not fit .spz, which holds at most {2**SPZ_BITS - 1}; save as .ply."
+            f"a coordinate of {farthest:.3g} does not fit .spz, which holds at most {largest}; save as .ply."
         )
     rest = view_harmonics(splats, most=3)
     head = SPZ_MAGIC + np.array([3, count], "<u4").tobytes()
@@ -108,7 +111,7 @@ def write_spz(splats: SplatData) -> bytes:
 
 
 def finite(splats: SplatData) -> SplatData:
-    """The Gaussians, those with numbers that are not finite made invisible: bounds and bytes cannot hold these."""
+    """The Gaussians; those with numbers that are not finite become invisible ones with finite numbers."""
     arrays = (splats.centres, splats.scales, splats.rotations, splats.opacities[:, None], splats.colours)
     bad = ~np.isfinite(np.column_stack(arrays)).all(1)
     if splats.harmonics is not None:
@@ -142,15 +145,15 @@ def view_harmonics(splats: SplatData, most: int) -> NDArray:
     stored = np.zeros((len(splats), 0), np.float32) if splats.harmonics is None else splats.harmonics[:, 3:]
     whole = [width for width in SPZ_HARMONICS[: most + 1] if width <= stored.shape[1]]
     if stored.shape[1] not in SPZ_HARMONICS:
-        whole = [0]  # an order that is not known
+        whole = [0]  # their order is not known
     by_channel = stored.reshape(len(splats), 3, -1) if whole[-1] else np.zeros((len(splats), 3, 0), np.float32)
     return by_channel[:, :, : whole[-1] // 3].reshape(len(splats), -1)
 
 
 def log_scales(splats: SplatData) -> NDArray:
-    """Logarithms (n, 3) of the scales, within LOG_SCALES."""
+    """Logarithms (n, 3) of the scales, within MIN_LOG_SCALE and MAX_LOG_SCALE."""
     with np.errstate(divide="ignore"):
-        return np.log(splats.scales.astype(np.float64)).clip(*LOG_SCALES)
+        return np.log(splats.scales.astype(np.float64)).clip(MIN_LOG_SCALE, MAX_LOG_SCALE)
 
 
 def beside_largest(q: NDArray) -> tuple[NDArray, NDArray]:
@@ -158,7 +161,7 @@ def beside_largest(q: NDArray) -> tuple[NDArray, NDArray]:
     whichever has that one positive."""
     index, rows = np.abs(q).argmax(1), np.arange(len(q))
     sign = np.where(q[rows, index] < 0, -1, 1)
-    return index, q[rows[:, None], OTHERS[index]] * sign[:, None]
+    return index, q[rows[:, None], OTHER_COMPONENTS[index]] * sign[:, None]
 
 
 def as_bytes(numbers: NDArray) -> NDArray:

@@ -1,9 +1,9 @@
-"""Checkpoints of torch from strangers, read as tensors in nested dicts, never as code.
+"""Checkpoints of torch of unknown origin, read as tensors in nested dicts, never as code.
 
-torch.load(weights_only=True) runs nothing but it believes the sizes in the file. So the pickle is walked first, without
-being executed: it may name nothing but plain tensors in ordered dicts, and each storage that it asks for must fit
-the bytes that the file holds. Both formats of torch.save are read: the zip archive, and the pickles in sequence that
-came before torch 1.6.
+torch.load(weights_only=True) runs no code, but it trusts the sizes in the file. So the pickle is inspected first,
+without being executed. It may name only plain tensors in ordered dicts, and each storage that it asks for must fit the
+bytes that the file holds. Both formats of torch.save are read: the zip archive, and the sequence of pickles that was
+written before torch 1.6.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PUTS = {"BINPUT", "LONG_BINPUT", "PUT"}
 GETS = {"BINGET", "LONG_BINGET", "GET"}
 PLAIN = {"BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "NONE"}
 FOREIGN = {"STACK_GLOBAL", "INST", "OBJ", "PERSID", "EXT1", "EXT2", "EXT4", "DUP", "POP", "POP_MARK"}
-OTHER = object()
-PROTOCOL = 2
+OTHER = object()  # stands for values that do not matter
+PROTOCOL = 2  # of the pickles that torch.save writes
 LEGACY_PICKLES = 4  # magic number, protocol, machine, and the object
 
 
@@ -51,7 +51,7 @@ def read_checkpoint(path: Path) -> Any:
         _check_legacy(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged pickles raise anything at all
+    except Exception as error:  # damaged pickles raise exceptions of any kind
         raise FormatError(f"torch cannot load it: {' '.join(str(error).split())[:120]}") from error
     for name, tensor in tensors_in(loaded):
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -104,13 +104,13 @@ def _check_legacy(path: Path) -> None:
 def _storages(stream: io.BytesIO) -> dict[str, int]:
     """Bytes of each storage that the next pickle in the stream asks for, by key.
 
-    A storage is asked for by the tuple ("storage", type, key, place, count[, None]) and BINPERSID right behind it.
-    The parts of the tuple are written one after the other, or earlier, with a number under which they are
-    remembered. Anything else between them, which could mean another tuple to torch, is refused.
+    A pickle asks for a storage by the tuple ("storage", type, key, place, count[, None]), directly followed by
+    BINPERSID. The parts of the tuple are written one after the other, or earlier with a number under which the
+    unpickler remembers them. Anything else in between could mean another tuple to torch, and is refused.
     """
     sizes: dict[str, int] = {}
     memo: dict[str, object] = {}
-    recent: list[object] = []  # what was pushed since the last mark, OTHER where that does not matter
+    recent: list[object] = []  # what was pushed since the last mark; OTHER stands for what does not matter
     try:
         for op, argument, _ in pickletools.genops(stream):
             if op.name == "PROTO" and argument != PROTOCOL:

@@ -78,11 +78,11 @@ class BandDomain(Domain):
         As of `lamina.Domain`.
     order : int, optional
         2 or, for the coupled scheme, 4; by default 4 for the coupled scheme on smooth surfaces, otherwise 2.
+    reconstruction : str, default "auto"
+        As of `lamina.Domain`.
     extension : str or Attention, default "auto"
         As of `lamina.Domain`, or "attention": the network of the CVPR 2026 paper. An `Attention` object changes its
         settings.
-    reconstruction : str, default "auto"
-        As of `lamina.Domain`.
     band_radius : float, optional
         The radius of the band of the shell or of the learned extension; by default 4.5 dx, or what the patches of a
         network cover.

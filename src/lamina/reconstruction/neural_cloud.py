@@ -19,7 +19,7 @@ from lamina.reconstruction.fit_network import FitNetwork
 from lamina.reconstruction.robust_fits import MIN_SAMPLES_PER_NEIGHBOUR, RobustFits, robust_fits
 from lamina.search.neighbours import PointTree, connected_pieces, voronoi_areas
 from lamina.surfaces.base import ClosestPoints
-from lamina.surfaces.point_cloud import FEWEST_IN_COMPONENT, PointCloud
+from lamina.surfaces.point_cloud import MIN_SAMPLES_PER_COMPONENT, PointCloud
 
 BLEND_STEPS = 3  # steps of Newton's method from the foot on one jet to the blend
 # A foot has arrived if it is nearer to the blend than this many spacings. The next step would move it by rounding only.
@@ -69,7 +69,7 @@ class NeuralCloud(PointCloud):
                     f'Robust fits find no surface in {len(points)} points; use reconstruction="jets" or "triangles".'
                 )
             component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach(), robust.tree)
-            whole = (~small_pieces(component, FEWEST_IN_COMPONENT)).nonzero()[:, 0]
+            whole = (~small_pieces(component, MIN_SAMPLES_PER_COMPONENT)).nonzero()[:, 0]
             if len(whole) < len(kept):
                 fits, kept = fits.take(whole), kept[whole]
                 component = connected_pieces(fits.centres.detach(), fits.frames[:, 2].detach())

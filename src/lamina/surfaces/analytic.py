@@ -1,4 +1,4 @@
-"""Surfaces whose closest points have a formula, or one scalar equation: Sphere, Torus, Ellipsoid."""
+"""Surfaces whose closest points have a formula or solve one scalar equation: Sphere, Torus, Ellipsoid."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class _Analytic(Surface):
     """One connected closed surface with a triangulation of samples on it."""
 
     representation = "analytic"
+    smooth = True
 
     def _set_samples(self, points: Tensor, faces: Tensor) -> None:
         self.points, self.faces = points, faces
@@ -153,12 +154,12 @@ class Ellipsoid(_Analytic):
     def closest_points(self, x: Tensor) -> ClosestPoints:
         """The foot is y = a^2 x / (a^2 + t), t the largest root of g(t) = sum (a x / (a^2 + t))^2 - 1.
 
-        g falls monotonically and is convex on (-min a^2, inf), so Newton from its left end, where g > 0,
-        climbs to the root without overshooting (Eberly, "Distance from a point to an ellipse").
+        g falls monotonically and is convex on (-min a^2, inf). So Newton's method, started to the left of the root
+        where g > 0, approaches the root without overshooting (Eberly, "Distance from a point to an ellipse").
         """
         square = self.semi_axes**2
         tiny = 1e-12 * self.semi_axes.max()
-        # On a symmetry plane the root can sit at the pole; a nudge off the plane selects one of the two feet.
+        # On a plane of symmetry the root can lie at the pole of g. A small step off the plane selects one of two feet.
         x = torch.where(x.abs() < tiny, torch.full_like(x, 1.0) * tiny, x)
         scaled = self.semi_axes * x.abs()
         smallest = square.argmin()
@@ -183,7 +184,7 @@ class Ellipsoid(_Analytic):
 
 
 def _outward(v: Tensor, fallback: Tensor | None = None) -> Tensor:
-    """Unit vectors along v; where v vanishes every direction is right, and one is picked."""
+    """Unit vectors along v (n, 3); where v vanishes every direction is right, and `fallback` is taken."""
     if fallback is None:
         fallback = torch.zeros_like(v)
         fallback[:, 0] = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from numpy.typing import NDArray
@@ -17,18 +17,23 @@ from lamina.geometry.triangles import dot, points_in, triangle_areas
 from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.search.neighbours import k_nearest
 
-ROWS = 2**16  # places at a time to interpolate at: what is made on the way is many times the result
+INTERPOLATION_BATCH = 2**16  # points that are interpolated at a time: intermediate results are many times the result
+RADIUS_SLACK = 1e-9  # relative: distances that exceed a radius by rounding alone count as within it
+# Ridge on the slopes of an interpolation, added to sums of weights of order 1: far below what samples show of slopes
+# along the surface, far above rounding. Half or double makes no visible difference.
+INTERPOLATION_RIDGE = 1e-6
+INTERPOLATION_NEIGHBOURS = 12  # samples that an interpolation takes: a linear fit needs 4, more of them average noise
 
 
 @dataclass(frozen=True)
 class ClosestPoints:
-    """Feet on the surface of n points in space."""
+    """Closest points on a surface (feet) of n points in space."""
 
     points: Tensor  # (n, 3) the closest points
     normals: Tensor  # (n, 3) unit normals there
     component: Tensor  # (n,) int64, the connected component that each lies on
     face: Tensor | None = None  # (n,) int64, the face of a mesh that each lies on
-    beyond: Tensor | None = None  # (n,) bool, whether the foot was brought back from beyond a rim; None: nowhere
+    beyond: Tensor | None = None  # (n,) bool, whether the foot was moved back to a rim from beyond it; None: nowhere
 
     def detach(self) -> ClosestPoints:
         return ClosestPoints(self.points.detach(), self.normals.detach(), self.component, self.face, self.beyond)
@@ -40,7 +45,7 @@ class ClosestPoints:
 
 @dataclass(frozen=True)
 class NearNodes:
-    """Lattice nodes near a surface, once for every component that they are near to."""
+    """Lattice nodes near a surface. A node that is near to several components occurs once for each."""
 
     ijk: Tensor  # (n, 3) int64
     feet: ClosestPoints
@@ -70,15 +75,29 @@ class Surface(ABC):
         Further facts that `lamina info` reports, by name.
     reach : float or None
         The smallest medial radius, where a formula gives it. Otherwise lamina.grid.sizing measures it on the samples.
+    smooth : bool
+        Whether the normal varies continuously, as on analytic surfaces, sphere maps and zero sets. It is a property
+        of the representation: a zero set whose function has kinks is called smooth, too.
+    sampled : bool
+        Whether the surface is known at points only, as point clouds and splats are.
+    noisy : bool
+        Whether the samples carry noise. A point cloud counts as noisy until a reconstruction has measured it.
+    sharp : bool
+        Whether the surface may have creases, as meshes may.
+    open : bool
+        Whether the surface may have rims, where it ends.
     exact : bool
         Whether closest points are those of the surface itself, not of a fit to samples.
-    open : bool
-        Whether it may have rims, where it ends.
     faceted : bool
-        Whether it consists of flat faces, with a crease along every edge.
+        Whether the surface consists of flat faces, with a crease along every edge.
     tracked : bool
-        Whether its shape carries gradients. `points` and everything made of them are constants then; closest points,
-        `positions`, `own_feet` and `own_areas` carry the gradients.
+        Whether the shape carries gradients. `points` and everything made of them are constants even then; closest
+        points, `positions`, `own_feet` and `own_areas` carry the gradients.
+
+    Notes
+    -----
+    The booleans are traits. They are decided where a surface is made, and later code asks them instead of the class. A
+    surface that is made of another one (Clipped) inherits them with `inherit_traits`.
 
     Examples
     --------
@@ -89,9 +108,13 @@ class Surface(ABC):
     """
 
     representation: str = "surface"
-    exact: bool = True
     reach: float | None = None
+    smooth: bool = False
+    sampled: bool = False
+    noisy: bool = False
+    sharp: bool = False
     open: bool = False
+    exact: bool = True
     faceted: bool = False
     tracked: bool = False
     points: Tensor
@@ -116,22 +139,31 @@ class Surface(ABC):
             f"{parts} component{'s' if parts > 1 else ''}, extent {size}"
         )
 
+    def inherit_traits(self, base: Surface) -> None:
+        """Take over what is true of `base` wherever this surface is a part of it.
+
+        `open` and `tracked` are not taken over: a part may end where `base` does not, and may hold no gradients.
+        """
+        self.smooth, self.sampled, self.noisy = base.smooth, base.sampled, base.noisy
+        self.sharp, self.exact, self.faceted = base.sharp, base.exact, base.faceted
+
     @abstractmethod
     def closest_points(self, x: Tensor) -> ClosestPoints:
         """Feet of x (n, 3), for x within the surface's reach."""
 
     def offsets(self, x: Tensor, feet: ClosestPoints) -> Tensor:
-        """Signed distances (n,) of x (n, 3), whose feet are given, positive on the side that normals look to."""
+        """Signed distances (n,) of x (n, 3) with the given feet, positive on the side that normals point to."""
         return dot(x - feet.points, feet.normals)
 
     def rim_tangents(self, x: Tensor) -> Tensor | None:
-        """Unit tangents (n, 3) that lead off the surface at points x (n, 3) of its rim, where it knows them better than
-        the pieces that it is cut into."""
+        """Unit tangents (n, 3) that lead off the surface at points x (n, 3) of its rim, or None.
+
+        None, unless the surface knows these tangents better than the flat pieces that the grid cuts it into."""
         return None
 
     @property
     def positions(self) -> Tensor:
-        """`points` (m, 3), with gradients where they were given with them."""
+        """`points` (m, 3), with gradients if the surface was given points that want gradients."""
         return self.points
 
     def own_feet(self) -> ClosestPoints:
@@ -143,13 +175,13 @@ class Surface(ABC):
         return self.areas
 
     def features(self) -> SurfaceFeatures:
-        """Normal, principal directions and curvatures at each of `points`, found when first asked for."""
+        """Normal, principal directions and curvatures at each of `points`, computed at the first call."""
         if self._features is None:
             self._features = self._find_features()
         return self._features
 
     def _find_features(self) -> SurfaceFeatures:
-        """From quadrics through neighbouring samples; representations that know better say so."""
+        """From quadrics through neighbouring samples; representations that know better override this."""
         feet = self.own_feet()
         return from_samples(feet.points, feet.normals, feet.component, slopes=True)
 
@@ -163,7 +195,7 @@ class Surface(ABC):
         return int(self.component.max()) + 1
 
     def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
-        """All lattice nodes whose distance to (a component of) the surface is at most radius."""
+        """All lattice nodes within the distance radius of the surface, or of a component of it."""
 
         def distance(x: Tensor) -> Tensor:
             offset = x - self.closest_points(x).points
@@ -173,7 +205,7 @@ class Surface(ABC):
         return NearNodes(ijk, self.closest_points(lattice.position(ijk)))
 
     def sample(self, count: int, seed: int = 0) -> ClosestPoints:
-        """count random points, uniform by area: drawn on the triangles of `faces`, moved to the surface."""
+        """count random points, uniform by area: drawn on the triangles of `faces` and moved to the surface."""
         if self.faces is None:
             raise TypeError(f"{type(self).__name__} must say how it is sampled")
         corners = self.points[self.faces]
@@ -184,24 +216,24 @@ class Surface(ABC):
         return self.closest_points(points_in(corners[face.to(corners.device)], r))
 
     def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
-        """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`, second order."""
+        """Values (n,) or (n, k) at surface points x (n, 3), to second order, from values (m,) or (m, k) at `points`."""
         return self.interpolation(x) @ values
 
     def interpolation(self, x: Tensor, face: Tensor | None = None) -> Sparse:
-        """The matrix (n, m) that does so: a linear least-squares fit in space over the nearest samples, weighted
-        towards x.
-        face (n,): where x lie on the faces of a mesh, if that is known; closest points are then not searched for.
+        """The matrix (n, m) of `interpolate` at surface points x (n, 3).
 
-        With rows r_q = (1, p_q - x), weights w_q and G = sum w_q r_q r_q^T, the fit to the differences of the values
-        from their weighted mean c has the value e_0^T G^-1 sum w_q r_q (v_q - c) at x.
+        It is a linear least-squares fit in space over the nearest samples, weighted towards x. With rows
+        r_q = (1, p_q - x), weights w_q and G = sum w_q r_q r_q^T, the fit to the differences of the values from their
+        weighted mean c has the value e_0^T G^-1 sum w_q r_q (v_q - c) at x.
+        face (n,): the faces of a mesh that x lie on, if known; then no closest points are searched for.
         """
-        parts = [self._interpolation_rows(part) for part in x.split(ROWS)]
+        parts = [self._interpolation_rows(part) for part in x.split(INTERPOLATION_BATCH)]
         index, weights = (torch.cat(part) for part in zip(*parts, strict=True))
         return sparse_rows(index, weights, len(self.points))
 
     def _interpolation_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples (n, 12) int32 and their weights."""
-        index, distance = k_nearest(self.points, min(12, len(self.points)), x.detach())
+        """The nearest samples (n, 12) int32 of points x (n, 3) and their weights (n, 12)."""
+        index, distance = k_nearest(self.points, min(INTERPOLATION_NEIGHBOURS, len(self.points)), x.detach())
         scale = distance[:, -1:].clamp_min(torch.finfo(x.dtype).tiny)
         offset = (self.positions[index] - x[:, None]) / scale[..., None]
         square = dot(offset, offset)
@@ -209,13 +241,14 @@ class Surface(ABC):
         share = weight / weight.sum(1, keepdim=True)
         rows = torch.cat([torch.ones_like(offset[..., :1]), offset], -1)  # (n, neighbours, 4)
         gram = torch.einsum("nk,nki,nkj->nij", weight, rows, rows)
-        # Samples of a smooth surface are nearly coplanar: a little ridge settles the slope along the normal.
-        gram = gram + 1e-6 * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
+        # Samples of a smooth surface are nearly coplanar, so that their fit does not know the slope along the normal. A
+        # small ridge makes that slope zero.
+        gram = gram + INTERPOLATION_RIDGE * torch.diag(gram.new_tensor([0.0, 1.0, 1.0, 1.0]))
         first = torch.linalg.solve(gram, gram.new_tensor([1.0, 0.0, 0.0, 0.0]).expand(len(x), 4))
         slope = weight * (rows @ first[..., None])[..., 0]
         return index.to(torch.int32), slope + (1 - slope.sum(1, keepdim=True)) * share
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Surface:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same surface with its tensors on another device or in another precision."""
         moved = copy.copy(self)
         for key, value in vars(self).items():

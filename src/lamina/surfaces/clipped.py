@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,13 +15,19 @@ from lamina.geometry.tetrahedra import clip as clip_triangles
 from lamina.geometry.triangles import dot, unit, vertex_areas
 from lamina.linear.graph import components
 from lamina.search.neighbours import connected_pieces, k_nearest
-from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
+from lamina.surfaces.base import RADIUS_SLACK, ClosestPoints, NearNodes, Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.zero_set import value_and_gradient
 
 Function = Callable[[Tensor], Tensor]
-RIM_STEPS = 30
-CAREFUL = 0.8  # of a step along the rim
+# Steps of the search for closest points on a rim. On a straight rim each step leaves 0.2 of the error (see below), so
+# that 30 reach rounding; half would leave 3e-11, double cost twice the time.
+CLIP_RIM_STEPS = 30
+# Share of the way along the rim that a step takes: less than 1, so that curved rims are not overshot; chosen by trial.
+# Half leaves 0.6 of the error in each step; double overshoots every time.
+CLIP_RIM_STEP_SHARE = 0.8
+# The search ends when no point moved by more than this share of the largest coordinate, which is about rounding.
+CLIP_RIM_TOLERANCE = 1e-12
 
 
 def clip(surface: Surface, function: Function) -> Surface:
@@ -65,10 +72,10 @@ def clip(surface: Surface, function: Function) -> Surface:
         )
     if not bool((height > 0).any()):
         raise InputError("Nothing is left of the surface: the function to clip by is positive nowhere on it.")
-    return _clipped_mesh(surface, height) if isinstance(surface, Mesh) else Clipped(surface, function)
+    return _clipped_mesh(surface, height) if surface.faceted else Clipped(surface, function)
 
 
-def _clipped_mesh(mesh: Mesh, height: Tensor) -> Mesh:
+def _clipped_mesh(mesh: Surface, height: Tensor) -> Mesh:
     assert mesh.faces is not None
     cut = clip_triangles(mesh.faces, height)
     if not len(cut.triangles):
@@ -80,15 +87,15 @@ def _clipped_mesh(mesh: Mesh, height: Tensor) -> Mesh:
 
 
 class Clipped(Surface):
-    """The part of a surface where a function is positive. Feet on the rest are brought to the rim."""
+    """The part of a surface where a function is positive. Feet that lie outside the part are moved to its rim."""
 
     open = True
 
     def __init__(self, base: Surface, function: Function):
         super().__init__(base.name)
         self.base, self.function = base, function
-        self.representation, self.exact, self.reach = base.representation, base.exact, base.reach
-        self.faceted = base.faceted
+        self.representation, self.reach = base.representation, base.reach
+        self.inherit_traits(base)
         self.notes, self.facts = list(base.notes), dict(base.facts)
         if base.faces is not None:
             self._take_faces(base.points, base.faces)
@@ -98,7 +105,7 @@ class Clipped(Surface):
             self.component = connected_pieces(self.points, self.normals)
 
     def _take_faces(self, points: Tensor, faces: Tensor) -> None:
-        """Samples: the corners of the triangles that are left."""
+        """Take as samples the corners of what is left of triangles (m, 3) over points (n, 3)."""
         cut = clip_triangles(faces, self.function(points))
         a, b = points[cut.ends].unbind(1)
         new = self.base.closest_points(torch.lerp(a, b, cut.fraction[:, None]))
@@ -113,21 +120,21 @@ class Clipped(Surface):
         self.component = components(len(used), torch.cat([i, j]), torch.cat([j, k]))
 
     def closest_points(self, x: Tensor) -> ClosestPoints:
-        return self._brought_back(x, self.base.closest_points(x))
+        return self._moved_to_part(x, self.base.closest_points(x))
 
     def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
         near = self.base.nodes_near(lattice, radius)
         x = lattice.position(near.ijk)
-        feet = self._brought_back(x, near.feet)
+        feet = self._moved_to_part(x, near.feet)
         offset = x - feet.points
-        rows = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
+        rows = dot(offset, offset) <= (radius * (1 + RADIUS_SLACK)) ** 2
         return NearNodes(near.ijk[rows], feet.take(rows))
 
     def own_feet(self) -> ClosestPoints:
         return ClosestPoints(self.points, self.normals, self.component)
 
     def sample(self, count: int, seed: int = 0) -> ClosestPoints:
-        """count random points, uniform by area: those of the whole surface that lie on this part."""
+        """count random points, uniform by area: the random points of the whole surface that lie on this part."""
         share = float(self.areas.sum() / self.base.areas.sum())
         tries = count
         while True:
@@ -138,17 +145,16 @@ class Clipped(Surface):
                 feet = feet.take(rows)
                 return replace(feet, component=self._component_of(feet.points))
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Clipped:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         moved = super().to(device, dtype)
-        assert isinstance(moved, Clipped)
         moved.base = self.base.to(device, dtype)
         return moved
 
-    def _brought_back(self, x: Tensor, feet: ClosestPoints) -> ClosestPoints:
+    def _moved_to_part(self, x: Tensor, feet: ClosestPoints) -> ClosestPoints:
         beyond = self.function(feet.points) < 0
         rows = beyond.nonzero()[:, 0]
         if len(rows):
-            # From the nearest sample of what is left: the foot on the rest may be far from any rim.
+            # The search starts at the nearest sample of the part: the foot outside it may be far from any rim.
             start = self.own_feet().take(k_nearest(self.points, 1, x[rows])[0][:, 0])
             rim = self._to_rim(x[rows], start)
             feet = replace(
@@ -168,15 +174,16 @@ class Clipped(Surface):
     def _to_rim(self, x: Tensor, feet: ClosestPoints) -> ClosestPoints:
         """Closest points of x (n, 3) on the curve where the function vanishes, from feet on the whole surface.
 
-        Newton steps to the curve, within the surface, together with steps along it towards x.
+        Each step goes by Newton's method towards the curve and along the curve towards x, both within the surface.
         """
-        for _ in range(RIM_STEPS if len(x) else 0):
+        for _ in range(CLIP_RIM_STEPS if len(x) else 0):
             value, gradient = value_and_gradient(self.function, feet.points)
             slope = gradient - dot(gradient, feet.normals)[:, None] * feet.normals
             steep = dot(slope, slope).clamp_min(torch.finfo(x.dtype).tiny)
             along = unit(torch.linalg.cross(feet.normals, slope))
-            step = -(value / steep)[:, None] * slope + (CAREFUL * dot(x - feet.points, along))[:, None] * along
+            towards = CLIP_RIM_STEP_SHARE * dot(x - feet.points, along)
+            step = -(value / steep)[:, None] * slope + towards[:, None] * along
             feet = self.base.closest_points(feet.points + step)
-            if float(step.abs().max()) < 1e-12 * float(self.base.bounds.abs().max()):
+            if float(step.abs().max()) < CLIP_RIM_TOLERANCE * float(self.base.bounds.abs().max()):
                 break
         return feet

@@ -1,26 +1,27 @@
-"""Vertices of a mesh without the noise on them, where the mesh alone tells how much there is.
+"""Removes noise from the vertices of a mesh, and finds from the mesh alone how much noise there is.
 
-The mesh is taken as x0 = x + e, e white: independent at each vertex, of one standard deviation sigma in all directions.
+The given vertices are taken as x0 = x + e, where the noise e is white: independent at each vertex, with one standard
+deviation sigma in all directions.
 
-*How much.* With the mean P over the neighbours of a vertex and the normals n of the mesh smoothed a little, the high
-pass r = (I - P)^2 [n . (I - P) x0] sees next to nothing of a smooth surface, and sigma |row| of white noise. What it
-sees of creases and detail is here large and there small, while noise is the same everywhere: so the squares of r are
-pooled over neighbourhoods, and their low quantile, compared with that of white noise put through the same filter, is
-the noise and a little of the shape, which the median tells.
+*How much noise.* P is the mean over the neighbours of a vertex, and n are the normals of the mesh after a little
+smoothing. The high pass r = (I - P)^2 [n . (I - P) x0] sees almost nothing of a smooth surface, and sigma |row| of
+white noise. Creases and detail make r large in some places, while noise is the same everywhere. So the squares of r are
+pooled over neighbourhoods, and their low quantile is compared with that of white noise after the same filter. It
+contains the noise and a little of the shape; the median tells how much of the shape.
 
-*Which surface.* x minimises |x - x0|^2 / sigma^2 + sum_i |(D x)_i|^2 / s_i^2, a Gaussian prior on a difference D x with
-a variance s_i^2 for each place, found from the mesh itself by empirical Bayes (MacKay 1992, "Bayesian interpolation";
-Tipping 2001, "Sparse Bayesian learning and the relevance vector machine"): where the surface is rough, at creases and
-detail, it is smoothed less. First for the positions with D = I - P (Taubin 1995, "A signal processing approach to fair
-surface design", has its filters from the same operator), then for heights along the normals with
-D = (I - P) [n . (I - Q)], Q the mean-value weights (Floater 2003, "Mean value coordinates") of the mesh found first,
-for which vertices may lie unevenly.
+*Which surface.* x minimises |x - x0|^2 / sigma^2 + sum_i |(D x)_i|^2 / s_i^2, which is a Gaussian prior on a difference
+D x with its own variance s_i^2 at each vertex. The variances are found from the mesh itself by empirical Bayes
+(MacKay 1992, "Bayesian interpolation"; Tipping 2001, "Sparse Bayesian learning and the relevance vector machine"), so
+that creases and detail are smoothed less. That is done first for the positions, with D = I - P (Taubin 1995, "A signal
+processing approach to fair surface design", uses the same operator), and then for heights along the normals, with
+D = (I - P) [n . (I - Q)]. Q are the mean-value weights (Floater 2003, "Mean value coordinates") of the mesh that was
+found first; with them vertices may lie unevenly.
 
-*How smooth.* The least error of positions leaves a rest of noise, which makes the surface too large: lengths grow with
-the square of its slopes, while smoothing makes a curved surface smaller, in the first order. So all 1 / s_i^2 of the
-heights get one more factor, for which the two cancel: a surface like the one found (that of the factor
-25 sigma / edge), with noise put on it and smoothed so, has the area it had (a parametric bootstrap; Efron and
-Tibshirani 1993, "An introduction to the bootstrap").
+*How smooth.* The positions of least error keep some noise, which makes the surface too large: lengths grow with the
+square of its slopes. Smoothing makes a curved surface smaller, to first order. So all 1 / s_i^2 of the heights are
+multiplied by one factor, for which the two effects cancel. It is found by a parametric bootstrap (Efron and Tibshirani
+1993, "An introduction to the bootstrap"): noise is put on a surface like the one found, that of the factor
+25 sigma / edge, and after smoothing with the right factor that surface has its own area again.
 """
 
 from __future__ import annotations
@@ -35,13 +36,34 @@ from scipy.sparse.linalg import SuperLU, splu
 Array = NDArray[np.float64]
 Faces = NDArray[np.int64]
 
-LEAST_NOISE = 0.06  # of the median edge; less changes lengths by parts in a thousand, and detail looks like it
-LOW, SHAPE = 0.05, 0.45  # the quantile that is read, and that of the shape's own share over its median: measured
-FEWEST, MOST = 100, 0.65  # vertices to tell noise from, and the share that it has of the median's squares
-POOLINGS = 3  # of the squares of the high pass, each the mean of a vertex and its neighbours
-STEPS, PROBES = 3, 8  # of empirical Bayes, and random vectors in each for the variances of what it found
-FACTORS = (0.25, 64.0)  # least and largest on 1 / s^2
-PILOT, DRAWS = 25.0, 4  # the factor of the surface that noise is put on, over sigma / edge, and how often
+# Noise that was found is ignored if its standard deviation is below this share of the median edge: less noise changes
+# lengths by parts in a thousand only, and detail of the shape looks like it. At half detail is smoothed away, at double
+# visible noise stays.
+MIN_NOISE_OVER_EDGE = 0.06
+# Quantile of the pooled squares of the high pass from which the noise is read: few vertices there are on creases. At
+# half it is read from fewer vertices, at double it contains more of the shape.
+LOW_QUANTILE = 0.05
+# What the shape adds to that quantile, over what it adds to the median. This was measured on meshes; half would leave
+# more of the shape in the noise, double would take most of the noise for shape.
+SHAPE_AT_LOW_OVER_MEDIAN = 0.45
+# Vertices that the high pass must see: the 5 % quantile of fewer rests on fewer than five of them.
+MIN_NOISY_VERTICES = 100
+# Share that noise must have of the median of the pooled squares, or it is taken for shape; its inverse is how far the
+# low quantile may exceed the median. Chosen by trial: half takes detail of the shape for noise, double refuses all.
+MIN_NOISE_SHARE_OF_MEDIAN = 0.65
+NOISE_POOLINGS = 3  # times that the squares of the high pass are averaged over neighbours: fewer leave more chance
+BAYES_STEPS = 3  # of empirical Bayes, each with two factorised solves; chosen by trial
+VARIANCE_PROBES = 8  # random vectors that estimate variances: their relative error is about sqrt(2 / 8) before pooling
+MIN_POOLED_VARIANCE = 0.02  # least s^2 at the start, over what white noise gives: it must be positive
+MIN_VARIANCE = 1e-4  # least s^2, in units of sigma^2: bounds the condition of the systems
+MIN_UNEXPLAINED_SHARE = 0.02  # least 1 - v / s^2 that MacKay's step divides by
+# Range in which the factor on all 1 / s^2 is searched, in steps of 4. A factor at an end means that no area fits: a
+# wider range would smooth such meshes more, or hardly at all.
+MIN_SMOOTHING_FACTOR, MAX_SMOOTHING_FACTOR = 0.25, 64.0
+# Factor of the surface that noise is put on, over sigma / edge, and at least 1. That surface is to be smooth, because
+# noise left on it would count twice. Chosen by trial: half leaves more noise, double flattens detail.
+PILOT_FACTOR_PER_NOISE = 25.0
+AREA_DRAWS = 4  # times that noise is put on that surface: the error of the mean area falls with the root of this
 
 
 @dataclass(frozen=True)
@@ -54,21 +76,21 @@ class Denoised:
 
 
 def denoise(V: Array, F: Faces, noise: float | None = None) -> Denoised:
-    """Vertices V (n, 3) of triangles F (m, 3) without white noise of standard deviation `noise`, by default found.
+    """Vertices V (n, 3) of triangles F (m, 3) without white noise, whose standard deviation is `noise` or is found.
 
-    Found noise below 6 % of the median edge changes nothing, nor does one that detail of the shape drowns, nor 0.
-    Vertices on rims, and on edges of more than two faces, are smoothed along these alone; those where such lines end or
-    meet, and unused ones, by nothing.
+    Nothing is changed by noise that was found and is below 6 % of the median edge or hidden by detail of the shape, or
+    by noise = 0. Vertices on rims, and on edges of more than two faces, are smoothed along these lines alone. Vertices
+    where such lines end or meet, and those of no face, stay.
     """
     edges = np.unique(np.sort(np.concatenate([F[:, [0, 1]], F[:, [1, 2]], F[:, [2, 0]]]), 1), axis=0)
     edge = float(np.median(np.linalg.norm(V[edges[:, 0]] - V[edges[:, 1]], axis=1)))
     P = _mean_of_neighbours(F, len(V))
     sieve = _Sieve(V, F, P)
     sigma = sieve.noise(V) if noise is None else float(noise)
-    if sigma == 0 or (noise is None and (sigma < LEAST_NOISE * edge or not sieve.clear(V, sigma))):
+    if sigma == 0 or (noise is None and (sigma < MIN_NOISE_OVER_EDGE * edge or not sieve.clear(V, sigma))):
         return Denoised(V, sigma, 0.0)
-    Y = _fit(_without(P), np.zeros((1, 3)), V, sigma, P).solve(1.0)
-    X = _along_normals(V, Y, F, P, sigma, pilot=max(1.0, PILOT * sigma / edge))
+    Y = _smoothing(_without(P), np.zeros((1, 3)), V, sigma, P).solve(1.0)
+    X = _along_normals(V, Y, F, P, sigma, pilot=max(1.0, PILOT_FACTOR_PER_NOISE * sigma / edge))
     used = np.unique(F)
     return Denoised(X, sigma, float(np.sqrt(((X - V)[used] ** 2).sum(1).mean())))
 
@@ -80,7 +102,7 @@ def estimate_noise(V: Array, F: Faces) -> float:
 
 
 class _Sieve:
-    """The high pass r of a mesh, over what white noise of deviation 1 leaves of it."""
+    """The high pass r of a mesh, in units of what it makes of white noise of standard deviation 1."""
 
     def __init__(self, V: Array, F: Faces, P: sp.csr_array):
         smooth = V
@@ -93,54 +115,59 @@ class _Sieve:
         size = np.sqrt(np.asarray(twice.multiply(twice).sum(1)).reshape(-1))
         self.seen = size > 0
         self.size = np.where(self.seen, size, 1.0)
-        white = twice @ np.random.default_rng(0).standard_normal((len(V), PROBES))
+        white = twice @ np.random.default_rng(0).standard_normal((len(V), VARIANCE_PROBES))
         self.white = self._quantiles(white)
 
     def _quantiles(self, r: Array) -> Array:
         """The low quantile and the median of the pooled squares of r (n, k)."""
         square = (r / self.size[:, None]) ** 2
-        for _ in range(POOLINGS):
+        for _ in range(NOISE_POOLINGS):
             square = (square + self.P @ square) / 2
-        return np.quantile(square[self.seen], [LOW, 0.5]) if self.seen.any() else np.ones(2)
+        return np.quantile(square[self.seen], [LOW_QUANTILE, 0.5]) if self.seen.any() else np.ones(2)
 
     def variances(self, X: Array) -> Array:
-        """sigma^2 by the low quantile and by the median, as if the mesh X (n, 3) had no shape of its own."""
+        """sigma^2 from the low quantile and from the median, as if the mesh X (n, 3) were flat but for noise."""
         r = self.high @ (self.normals * (X - self.P @ X)).sum(1)
         return self._quantiles(r[:, None]) / self.white
 
     def noise(self, X: Array) -> float:
-        """sigma from low = sigma^2 + a and median = sigma^2 + b, with a = 0.45 b the share of the shape."""
+        """sigma from low = sigma^2 + a and median = sigma^2 + b; a and b are due to the shape, and a = 0.45 b."""
         low, median = self.variances(X)
-        return float(np.sqrt(max(0.0, min(low, (low - SHAPE * median) / (1 - SHAPE)))))
+        without_shape = (low - SHAPE_AT_LOW_OVER_MEDIAN * median) / (1 - SHAPE_AT_LOW_OVER_MEDIAN)
+        return float(np.sqrt(max(0.0, min(low, without_shape))))
 
     def clear(self, X: Array, sigma: float) -> bool:
-        """Whether this is noise: most of what the high pass sees at the median place, where the low quantile is not
-        above the median beyond chance, as creases alone make it."""
+        """Whether sigma is noise of the mesh X (n, 3), not shape.
+
+        Noise must make most of the median. The low quantile, relative to white noise, may exceed the median by chance
+        only.
+        """
         low, median = self.variances(X)
-        return self.seen.sum() >= FEWEST and sigma**2 >= MOST * median and low <= median / MOST
+        mostly_noise = sigma**2 >= MIN_NOISE_SHARE_OF_MEDIAN * median
+        return self.seen.sum() >= MIN_NOISY_VERTICES and mostly_noise and low <= median / MIN_NOISE_SHARE_OF_MEDIAN
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """argmin |h - h0|^2 / sigma^2 + factor sum_i |(D h + b)_i|^2 / s_i^2, for any factor."""
+class _Smoothing:
+    """The problem argmin |h - h0|^2 / sigma^2 + factor sum_i |(D h + b)_i|^2 / s_i^2, for any factor."""
 
     D: sp.csr_array
-    b: Array  # (n, k), or (1, k) where it is the same for all
+    b: Array  # (n, k), or (1, k) if it is the same in all rows
     h0: Array  # (n, k)
     weight: Array  # (n,) sigma^2 / s^2
 
     def solve(self, factor: float, *others: Array) -> Array:
-        """The minimisers (n, k + ...) for h0 and for others (n, ...) in its place."""
+        """The minimisers (n, k + ...) for h0, and for the columns of others (n, ...) in the place of h0."""
         weight = factor * self.weight
         h0 = np.concatenate([self.h0, *others], 1)
         return _factored(self.D, weight).solve(h0 - self.D.T @ (weight[:, None] * self.b))
 
 
-def _fit(D: sp.csr_array, b: Array, h0: Array, sigma: float, P: sp.csr_array) -> _Fit:
-    """s^2 by empirical Bayes: in each step the mean of EM's and MacKay's, pooled over neighbours.
+def _smoothing(D: sp.csr_array, b: Array, h0: Array, sigma: float, P: sp.csr_array) -> _Smoothing:
+    """The problem with s^2 by empirical Bayes: a step takes the mean of EM's and MacKay's, pooled over neighbours.
 
-    With v_i the variance that (D h)_i has given h0, known from random vectors of that distribution, and e_i the mean of
-    the squares of (D h + b)_i, they are e + v and e / (1 - v / s^2).
+    v_i is the variance of (D h)_i given h0, estimated by random vectors of that distribution, and e_i the mean of the
+    squares of (D h + b)_i. EM gives e + v, MacKay e / (1 - v / s^2).
     """
     draw = np.random.default_rng(0)
     size, used = np.asarray(D.multiply(D).sum(1)).reshape(-1), D.indptr[1:] > D.indptr[:-1]
@@ -150,36 +177,36 @@ def _fit(D: sp.csr_array, b: Array, h0: Array, sigma: float, P: sp.csr_array) ->
 
     # In units of sigma^2.
     white = pooled(size)
-    s2 = np.maximum(pooled(((D @ h0 + b) ** 2).mean(1)) / sigma**2 - white, 0.02 * white)
-    for _ in range(STEPS):
-        weight = np.where(used, 1 / np.maximum(s2, 1e-4), 0.0)
+    s2 = np.maximum(pooled(((D @ h0 + b) ** 2).mean(1)) / sigma**2 - white, MIN_POOLED_VARIANCE * white)
+    for _ in range(BAYES_STEPS):
+        weight = np.where(used, 1 / np.maximum(s2, MIN_VARIANCE), 0.0)
         solver = _factored(D, weight)
         found = D @ solver.solve(h0 - D.T @ (weight[:, None] * b)) + b
-        first, second = draw.standard_normal((2, len(h0), PROBES))
+        first, second = draw.standard_normal((2, len(h0), VARIANCE_PROBES))
         sample = D @ solver.solve(first + D.T @ (np.sqrt(weight)[:, None] * second))
         e, v = pooled((found**2).mean(1)) / sigma**2, pooled((sample**2).mean(1))
-        s2 = (e + v + e / np.clip(1 - v * weight, 0.02, 1)) / 2
-    return _Fit(D, b, h0, np.where(used, 1 / np.maximum(s2, 1e-4), 0.0))
+        s2 = (e + v + e / np.clip(1 - v * weight, MIN_UNEXPLAINED_SHARE, 1)) / 2
+    return _Smoothing(D, b, h0, np.where(used, 1 / np.maximum(s2, MIN_VARIANCE), 0.0))
 
 
 def _along_normals(V: Array, Y: Array, F: Faces, P: sp.csr_array, sigma: float, *, pilot: float) -> Array:
-    """Y (n, 3) with heights along its normals fitted to V, of the area that the surface most likely has."""
+    """Y (n, 3) moved along its normals to fit V (n, 3), so that its area is that of the surface without noise."""
     N, L, high = _normals(Y, F), _without(_mean_values(Y, F, P)), _without(P)
     D = sp.csr_array(high @ _along(L, N))
     b = high @ (N * (L @ Y)).sum(1, keepdims=True)
-    fit = _fit(D, b, (N * (V - Y)).sum(1, keepdims=True), sigma, P)
-    smooth = fit.solve(pilot)
-    trials = smooth + sigma * np.random.default_rng(1).standard_normal((len(V), DRAWS))
+    smoothing = _smoothing(D, b, (N * (V - Y)).sum(1, keepdims=True), sigma, P)
+    smooth = smoothing.solve(pilot)
+    trials = smooth + sigma * np.random.default_rng(1).standard_normal((len(V), AREA_DRAWS))
     area = _area(Y + smooth * N, F)
 
     def excess(factor: float) -> tuple[Array, float]:
-        """The surface for this factor, and by how much that of a trial is too large, over its area."""
-        found, *again = fit.solve(factor, trials).T
-        return Y + found[:, None] * N, float(np.mean([_area(Y + h[:, None] * N, F) for h in again])) / area - 1
+        """The surface for this factor, and the mean relative excess of the areas of the trials after smoothing."""
+        found, *smoothed = smoothing.solve(factor, trials).T
+        return Y + found[:, None] * N, float(np.mean([_area(Y + h[:, None] * N, F) for h in smoothed])) / area - 1
 
     factor, (X, over) = 1.0, excess(1.0)
     step = 4.0 if over > 0 else 0.25
-    while FACTORS[0] <= factor * step <= FACTORS[1]:
+    while MIN_SMOOTHING_FACTOR <= factor * step <= MAX_SMOOTHING_FACTOR:
         before, beyond = over, factor * step
         X, over = excess(beyond)
         if (over > 0) != (before > 0):
@@ -195,12 +222,12 @@ def _factored(D: sp.csr_array, weight: Array) -> SuperLU:
 
 
 def _without(P: sp.csr_array) -> sp.csr_array:
-    """I - P, with no row where P has none."""
+    """I - P, with an empty row wherever P has one."""
     return (sp.diags_array(np.diff(P.indptr) > 0, dtype=np.float64) - P).tocsr()
 
 
 def _along(L: sp.csr_array, N: Array) -> sp.csr_array:
-    """n_i . sum_j L_ij n_j h_j, for heights h along normals N (n, 3)."""
+    """The matrix h -> n_i . sum_j L_ij n_j h_j for heights h along normals N (n, 3)."""
     A = L.tocoo()
     return sp.coo_array((A.data * (N[A.row] * N[A.col]).sum(1), (A.row, A.col)), shape=A.shape).tocsr()
 
@@ -212,7 +239,7 @@ def _normalised(W: sp.csr_array) -> sp.csr_array:
 
 
 def _mean_of_neighbours(F: Faces, n: int) -> sp.csr_array:
-    """P (n, n); on rims and edges of more than two faces the mean of the two neighbours along them."""
+    """P (n, n); a vertex on a rim, or on an edge of more than two faces, has its two neighbours along that line."""
     a, b = np.concatenate([F[:, [0, 1]], F[:, [1, 2]], F[:, [2, 0]]]).T
     count = sp.coo_array((np.ones(2 * len(a)), (np.r_[a, b], np.r_[b, a])), shape=(n, n)).tocsr()
     line = count.copy()

@@ -1,14 +1,15 @@
 """Neural fields: perceptrons of the coordinates whose level set is a surface.
 
-With y = (x - centre) / scale and z = (latent code, y), or y alone, a field is h_0 = z, then for each layer
+With y = (x - centre) / scale and z = (latent code, y), or z = y without a code, a field starts with h_0 = z. Each layer
+computes
 
     h_{i+1} = s(W_i h_i + b_i),    s(a) = sin(omega a) or relu(a), elu(a), ...,
 
-the last layer without s, and an output activation (tanh of DeepSDF, sigmoid of occupancy networks) behind it. Before
-the layers named in `skips` h_i becomes (h_i, z), before all others, if `points_in_all`, (h_i, y). Sitzmann et al.
-(2020), "Implicit neural representations with periodic activation functions" (SIREN: the bias is inside omega);
-Park et al. (2019), "DeepSDF"; Mescheder et al. (2019), "Occupancy networks"; Gropp et al. (2020), "Implicit geometric
-regularization" (softplus, and skips divided by sqrt(2)).
+but the last layer has no s. An output activation may follow it (tanh of DeepSDF, sigmoid of occupancy networks).
+Before the layers named in `skips`, h_i becomes (h_i, z); before all others it becomes (h_i, y) if `points_in_all`.
+Sitzmann et al. (2020), "Implicit neural representations with periodic activation functions" (SIREN: omega multiplies
+the bias, too); Park et al. (2019), "DeepSDF"; Mescheder et al. (2019), "Occupancy networks"; Gropp et al. (2020),
+"Implicit geometric regularization" (softplus, and skips divided by sqrt(2)).
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from torch.nn import functional
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
 
-FORMAT = "lamina neural field 1"
-BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
-KINDS = {"sdf": 0.0, "logit": 0.0, "probability": 0.5}  # what the values mean, and at which of them the surface is
-ACTIVATIONS = ("relu", "elu", "tanh", "softplus", "leaky_relu", "gelu", "silu", "sin")
+FIELD_FORMAT = "lamina neural field 1"
+DEFAULT_BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+FIELD_KINDS = {"sdf": 0.0, "logit": 0.0, "probability": 0.5}  # what values mean, and the value on the surface
+FIELD_ACTIVATIONS = ("relu", "elu", "tanh", "softplus", "leaky_relu", "gelu", "silu", "sin")
 OUTPUTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[float], float]]] = {  # and their inverses
     "tanh": (torch.tanh, math.atanh),
     "sigmoid": (torch.sigmoid, lambda p: math.log(p / (1 - p))),
 }
-LARGEST = 2**28  # parameters that a field may have
+# Parameters of the largest field that is made, so that a file cannot ask for any amount of memory: 2 GB in float64. A
+# field of a shape has a few millions at most; half or double the limit makes no difference to these.
+MAX_FIELD_PARAMETERS = 2**28
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,10 @@ class FieldConfig:
     """Architecture of a field, what its values mean and where it is meant.
 
     widths: outputs of the layers but the last, which has one. latent: length of the code before the coordinates.
-    skips, points_in_all, skip_scale: layers whose input is (h, z), or (h, y), times skip_scale. norms: layers
-    behind which comes a LayerNorm. beta: of softplus. slope: of leaky_relu. omega, first_omega: of sin; that of
-    the first layer is omega too unless given. output: activations behind the last layer.
-    centre, scale: of the coordinates; an sdf is multiplied by scale, so that it is a distance in those of x.
+    skips: layers whose input is (h, z) times skip_scale. points_in_all: whether the input of all other layers is (h, y)
+    times skip_scale. norms: layers followed by a LayerNorm. beta: of softplus. slope: of leaky_relu. omega: of sin;
+    first_omega: that of the first layer, if it is another one. output: activations behind the last layer.
+    centre, scale: of the coordinates; an sdf is multiplied by scale, so that it is a distance in the coordinates x.
     kind: "sdf" (negative inside), "logit" or "probability" (of being inside). level: value on the surface.
     bounds: corners of the box that holds the surface.
     """
@@ -66,7 +69,7 @@ class FieldConfig:
     scale: float = 1.0
     kind: str = "sdf"
     level: float | None = None
-    bounds: tuple[tuple[float, ...], ...] = BOX
+    bounds: tuple[tuple[float, ...], ...] = DEFAULT_BOX
 
     def __post_init__(self) -> None:
         # Lists come from JSON.
@@ -75,13 +78,13 @@ class FieldConfig:
         object.__setattr__(self, "bounds", tuple(tuple(float(c) for c in corner) for corner in self.bounds))
         if not self.widths or min(self.widths) < 1 or self.latent < 0:
             raise InputError(f"widths must be positive and latent at least 0; got {self.widths} and {self.latent}.")
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+        if self.activation not in FIELD_ACTIVATIONS:
+            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(FIELD_ACTIVATIONS)}.")
         for name in self.output:
             if name not in OUTPUTS:
                 raise InputError(f"Unknown output activation {name!r}; known: {', '.join(OUTPUTS)}.")
-        if self.kind not in KINDS:
-            raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(KINDS)}.")
+        if self.kind not in FIELD_KINDS:
+            raise InputError(f"Unknown kind of field {self.kind!r}; known: {', '.join(FIELD_KINDS)}.")
         for index in (*self.skips, *self.norms):
             if not 0 <= index <= len(self.widths):
                 raise InputError(f"layer {index} is none of the {len(self.widths) + 1} layers of the field.")
@@ -92,8 +95,8 @@ class FieldConfig:
             raise InputError("omega, beta, slope, skip_scale and level of a field must be finite numbers.")
         if len(self.bounds) != 2 or any(len(corner) != 3 for corner in self.bounds):
             raise InputError(f"bounds must be two corners of three coordinates, got {self.bounds!r}.")
-        if self.parameters > LARGEST:
-            raise InputError(f"a field of {self.parameters} parameters is beyond the limit of {LARGEST}.")
+        if self.parameters > MAX_FIELD_PARAMETERS:
+            raise InputError(f"a field of {self.parameters} parameters is beyond the limit of {MAX_FIELD_PARAMETERS}.")
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -108,12 +111,12 @@ class FieldConfig:
 
     @property
     def unit(self) -> float:
-        """What values are multiplied by."""
+        """The factor that values are multiplied by."""
         return self.scale if self.kind == "sdf" else 1.0
 
     @property
     def value_on_surface(self) -> float:
-        return KINDS[self.kind] if self.level is None else self.level
+        return FIELD_KINDS[self.kind] if self.level is None else self.level
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -223,8 +226,8 @@ Field = Perceptron | LatentDecoder
 class LevelFunction(nn.Module):
     """phi(x) = sign (value - level): zero on the surface of a field, negative inside.
 
-    Taken before the output activation, with the level moved along: that is monotone and so moves no level set,
-    but where it saturates it leaves no gradient. sign: -1 for occupancy, +1 for sdf, unless given.
+    Value and level are taken before the output activation. That activation is monotone, so the level set is the same,
+    and where it saturates it would leave no gradient. sign: +1 for an sdf and -1 for an occupancy, unless given.
     """
 
     def __init__(self, field: Field, sign: int | None = None) -> None:
@@ -246,9 +249,9 @@ class LevelFunction(nn.Module):
 
 
 def save_field(path: str | Path, field: Field, **notes: Any) -> Path:
-    """Write a field as a safetensors file: configuration and notes (how it was made) in the metadata."""
+    """Write a field as a safetensors file, with its configuration and notes (how it was made) in the metadata."""
     family = {"chosen": field.chosen} if isinstance(field, LatentDecoder) else {}
-    metadata = {"format": FORMAT, "config": field.config.as_dict(), **family, **notes}
+    metadata = {"format": FIELD_FORMAT, "config": field.config.as_dict(), **family, **notes}
     return save_tensors(path, field.state_dict(), metadata)
 
 
@@ -259,12 +262,13 @@ def load_field(path: str | Path) -> Field:
 
 
 def field_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], path: str | Path) -> Field:
-    if metadata.get("format") != FORMAT:
+    """The field of the tensors and metadata in a file; path: for messages. Raises InputError."""
+    if metadata.get("format") != FIELD_FORMAT:
         raise InputError(f"{path} holds no neural field but {metadata.get('format', 'other tensors')!r}.")
     try:
         known = {entry.name for entry in fields(FieldConfig)}
         config = FieldConfig(**{key: value for key, value in metadata["config"].items() if key in known})
-        # Its own tensors bound what a file can ask for: shapes are compared before anything is made.
+        # Sizes are compared before a network is made, so that a file cannot ask for more than it holds.
         held = sum(value.numel() for value in tensors.values())
         if config.parameters > held:
             raise ValueError(f"it describes {config.parameters} parameters and holds {held}")

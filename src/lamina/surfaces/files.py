@@ -1,9 +1,8 @@
-"""Surfaces from files and by name: what a file holds is decided by its content, not by its extension."""
+"""Surfaces from files and by name. What a file holds is decided by its content, not by its extension."""
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ import numpy as np
 import torch
 
 from lamina.errors import InputError
-from lamina.io.formats import READERS, REGISTERED, Contents, FormatError, data_lines, numbers
+from lamina.io.formats import READERS, REGISTERED, Contents, FormatError
+from lamina.io.recognise import NETWORK_KINDS, SPLAT_KINDS, kind_in_words, one_line, recognise
 from lamina.surfaces.base import Surface
 
 if TYPE_CHECKING:
@@ -25,19 +25,12 @@ BUILT_IN = {  # module, factory and its arguments
     "spike": ("lamina.surfaces.spherical_map", "spike"),
     "starfruit": ("lamina.surfaces.spherical_map", "starfruit"),
 }
-MAPS = (
+NAMED_MAPS = (
     "smallspike", "flower", "smallflower", "tree", "smalltree", "bobbly", "smallbobble", "laundryball", "finespiral",
     "spiralegg",
 )  # fmt: skip
 BUILT_IN |= {"spot": ("lamina.surfaces.models", "model", "spot")}
-BUILT_IN |= {key: ("lamina.surfaces.sphere_maps", "sphere_map", key) for key in MAPS}
-SPLATS = ("splat", "spz", "sog")
-NEURAL = ("torch", "safetensors", "decoder")
-
-READABLE = (
-    "meshes (OBJ, PLY, STL, OFF, GLB, GLTF), points (PLY, XYZ, NPZ, NPY), Gaussian splats (PLY, SPLAT, SPZ, SOG) and "
-    "neural fields (NPZ, safetensors, PT, PTH, folders of DeepSDF)"
-)
+BUILT_IN |= {key: ("lamina.surfaces.sphere_maps", "sphere_map", key) for key in NAMED_MAPS}
 
 
 def load(
@@ -113,29 +106,29 @@ def load(
     try:
         return _read(path, found, options, viewpoint, name or path.stem)
     except FormatError as error:
-        raise InputError(f"{path} cannot be read as {_called(found)}: {_one_line(str(error))}") from error
+        raise InputError(f"{path} cannot be read as {kind_in_words(found)}: {one_line(str(error))}") from error
     except InputError as error:
         raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error
     except Exception as error:
-        # Readers of other people's formats raise anything at all on a damaged file.
-        reason = _one_line(f"{type(error).__name__}: {error}")
-        raise InputError(f"{path} cannot be read as {_called(found)}: {reason}") from error
+        # Readers that others wrote raise exceptions of any kind on a damaged file.
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise InputError(f"{path} cannot be read as {kind_in_words(found)}: {reason}") from error
 
 
 def _read(path: Path, kind: str, options: Any, viewpoint: Any, name: str) -> Surface:
     from lamina.surfaces.neural import neural_surface
 
-    if kind in REGISTERED and kind == _extension(path):
+    if kind in REGISTERED and kind == path.suffix.lower().lstrip("."):
         _refuse_options(options.named(), None, str(path))
         return _from_contents(REGISTERED[kind](path), path, viewpoint, name)
-    if (kind in NEURAL and not _is_sns(path, kind)) or (kind == "npz" and _is_field(path)):
+    if (kind in NETWORK_KINDS and not _is_sns(path, kind)) or (kind == "npz" and _is_field(path)):
         _refuse_options([], viewpoint, str(path))
         return neural_surface(path, kind, options, name)
     _refuse_options(options.named(), None, str(path))
     if kind == "safetensors":
         _refuse_options([], viewpoint, str(path))
         return _spherical(path, name)
-    contents = _splat_contents(path, kind) if kind in SPLATS else READERS[kind](path)
+    contents = _splat_contents(path, kind) if kind in SPLAT_KINDS else READERS[kind](path)
     return _from_contents(contents, path, viewpoint, name)
 
 
@@ -169,9 +162,9 @@ def _built_in(key: str, name: str | None) -> Surface:
 
 def _is_sns(path: Path, kind: str) -> bool:
     from lamina.io.safetensor_files import load_tensors
-    from lamina.surfaces.sns import FORMAT
+    from lamina.surfaces.sns import SNS_FORMAT
 
-    return kind == "safetensors" and load_tensors(path, tensors=False)[1].get("format") == FORMAT
+    return kind == "safetensors" and load_tensors(path, tensors=False)[1].get("format") == SNS_FORMAT
 
 
 def _spherical(path: Path, name: str) -> Surface:
@@ -183,9 +176,9 @@ def _spherical(path: Path, name: str) -> Surface:
 
 def _is_field(path: Path) -> bool:
     from lamina.io.archives import read_npz
-    from lamina.surfaces.neural_files import is_field
+    from lamina.surfaces.networks import are_layers
 
-    return is_field(read_npz(path, lambda name: False)[1])
+    return are_layers(read_npz(path, lambda name: False)[1])
 
 
 def _splats(data: SplatData, name: str) -> Surface:
@@ -225,104 +218,13 @@ def _numbers(rows: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.array(rows, dtype=np.float64))
 
 
-# Which format
-
-
 def _kind_of(path: Path) -> str:
-    """The format of the file, by content first, by extension where the content says nothing."""
-    from lamina.surfaces.latent_files import decoder_folder
-
+    """The format of a file; a plain word that names no file is refused with the names of built-in surfaces."""
     try:
-        if not path.exists():
-            if not path.suffix and path.name == str(path):
-                names = ", ".join(BUILT_IN)
-                raise InputError(f"'{path}' is neither a file nor a built-in surface; built in: {names}.")
-            raise InputError(f"there is no file {path}; give the path of a surface, {READABLE}.")
-        if decoder_folder(path) is not None:
-            return "decoder"
-        if path.is_dir():
-            raise InputError(f"{path} is a folder without specs.json or settings.yaml; give a file: {READABLE}.")
-        if not path.is_file():
-            raise InputError(f"{path} is no plain file; give a file: {READABLE}.")
-        with path.open("rb") as file:
-            head = file.read(65536)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
-    if not head.strip():
-        raise InputError(f"{path} is empty; expected a surface: {READABLE}.")
-    extension = _extension(path)
-    if extension in REGISTERED:
-        return extension
-    known = (*READERS, *SPLATS, *NEURAL)
-    kind = _sniff(path, head, path.stat().st_size)
-    kind = kind or {"pt": "torch", "pth": "torch"}.get(extension) or (extension if extension in known else None)
-    if kind is None:
-        called = f"the extension '{path.suffix}'" if path.suffix else "no extension"
-        raise InputError(f"{path} has {called} and no content that is known; lamina reads {READABLE}.")
-    return kind
-
-
-def _extension(path: Path) -> str:
-    return path.suffix.lower().lstrip(".")
-
-
-def _sniff(path: Path, head: bytes, size: int) -> str | None:
-    """The format that the first bytes betray, or None."""
-    from lamina.io.splat_files import sniff
-
-    if head[:3] == b"ply" and head[3:4] in (b"\n", b"\r", b" "):
-        return "ply"
-    if head[:4] == b"glTF":
-        return "glb"
-    if head[:4] == b"PK\x03\x04":
-        return _sniff_archive(path)
-    if head[:6] == b"\x93NUMPY":
-        return "npy"
-    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return "torch"  # a pickle, as torch wrote them before its archives
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
-        return "safetensors"
-    # A binary STL may begin with "solid", so its size, which is exact, is asked first.
-    if size >= 84 and size == 84 + 50 * int.from_bytes(head[80:84], "little"):
-        return "stl"
-    if b"\0" in head:
-        return sniff(head, size)
-    lines = [line for line in data_lines(head.decode("utf-8", "replace")) if line]
-    first = lines[0] if lines else ""
-    if re.match(r"(ST)?C?N?4?OFF\b", first):
-        return "off"
-    if first.split(None, 1)[:1] == ["solid"]:
-        return "stl"
-    if first.startswith("{") and b'"asset"' in head:
-        return "gltf"
-    if any(re.match(r"v\s+[-+.\d]", line) for line in lines):
-        return "obj"
-    if numbers(first) or (len(lines) > 1 and numbers(lines[1])):
-        return "xyz"
-    return sniff(head, size)
-
-
-def _sniff_archive(path: Path) -> str:
-    """What a zip archive holds, by the names of its members."""
-    from lamina.io.archives import open_archive
-
-    try:
-        with open_archive(path) as archive:
-            names = archive.namelist()
-    except FormatError as error:
-        raise InputError(f"{path} cannot be read as an archive: {_one_line(str(error))}") from error
-    if any(name.endswith("/data.pkl") for name in names):
-        return "torch"
-    return "sog" if "meta.json" in names else "npz"
-
-
-def _called(kind: str) -> str:
-    names = {"torch": "a checkpoint of torch", "safetensors": "safetensors", "decoder": "DeepSDF"}
-    return names.get(kind, kind.upper())
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())[:300].rstrip(".")
-    return line + "."
+        missing = not path.exists()
+    except (OSError, ValueError):
+        missing = False  # `recognise` says why the path cannot be opened
+    if missing and not path.suffix and path.name == str(path):
+        names = ", ".join(BUILT_IN)
+        raise InputError(f"'{path}' is neither a file nor a built-in surface; built in: {names}.")
+    return recognise(path)

@@ -17,22 +17,35 @@ from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
-from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two
+from lamina.surfaces.newton import FUNCTION_BATCH, DistanceModel, NewtonSurface, minimise, solve_two
 from lamina.surfaces.zero_samples import sample_zero_set
 from lamina.surfaces.zero_set import (
     carries_gradients,
     derivative,
     evaluate,
-    inside,
+    in_box,
     offset_to,
     project,
     value_and_gradient,
 )
 
-RIM_STEPS = 30
+# Steps of the search for closest points on the curve where the zero set leaves its box. On a straight rim each step
+# leaves 0.3 of the error (see below), so that 30 reach rounding; half leave 1e-8, double cost twice the time.
+BOX_RIM_STEPS = 30
+# Share of the way along the rim that a step takes: less than 1, so that curved rims are not overshot; chosen by trial.
+# Half leaves 0.65 of the error in each step; double overshoots every time.
+BOX_RIM_STEP_SHARE = 0.7
+# A step is accepted only if the first-order distance to the zero set behind it is at most this share of the step's
+# length. Chosen by trial: half refuses good steps on curved parts, double accepts steps that leave the surface.
+MAX_OFFSET_OVER_STEP = 0.5
+# If that distance falls at least by half, f may rise by this many times its square before the step, because f is known
+# to first order only off the zero set. Chosen by trial.
+SECOND_ORDER_SLACK = 100
+# A point on a crease is tried if it is at most this many steps away, and otherwise a quarter of the step.
+MAX_CREASE_STEPS = 2
 
 
-class Implicit(Sampled):
+class Implicit(NewtonSurface):
     """The zero set of a function inside a box: a formula, a neural SDF, an occupancy network.
 
     The function need not be a distance. Only phi / |grad phi| enters, so the gradient must not vanish where phi does.
@@ -69,6 +82,7 @@ class Implicit(Sampled):
     """
 
     representation = "implicit"
+    smooth = True
 
     def __init__(
         self,
@@ -91,7 +105,7 @@ class Implicit(Sampled):
             found = sample_zero_set(self.phi, self.box, samples, seed)
         self.points, self.normals, self.areas = found.points, found.normals, found.areas
         self.component = found.component
-        self.guesses, self.guess_component, self.covering = self.points, self.component, found.covering
+        self.starts, self.start_component, self.covering_radius = self.points, self.component, found.covering_radius
         self.spacing = math.sqrt(float(self.areas.sum()) / len(self.points))
         self.open = found.open
         self.tracked = carries_gradients(phi, self.points[:1])
@@ -99,7 +113,7 @@ class Implicit(Sampled):
             self.notes.append("The zero set crosses the sides of the box: the surface is cut and open there.")
 
     def sample(self, count: int, seed: int = 0) -> ClosestPoints:
-        """count random points, nearly uniform by area: the samples, drawn by area, moved at random."""
+        """count random points, nearly uniform by area: samples are drawn by their areas and moved at random."""
         generator = torch.Generator().manual_seed(seed)
         index = torch.multinomial(self.areas.cpu().double(), count, True, generator=generator)
         step = self.spacing * (torch.rand(count, 2, generator=generator, dtype=torch.float64) - 0.5)
@@ -108,7 +122,7 @@ class Implicit(Sampled):
         return self._feet(moved, index)
 
     def own_feet(self) -> ClosestPoints:
-        """`points`, which move along their normals as the zero set does."""
+        """`points`, which move along their normals when the zero set moves."""
         feet = super().own_feet()
         if not (self.tracked and torch.is_grad_enabled()):
             return feet
@@ -116,40 +130,40 @@ class Implicit(Sampled):
         return replace(feet, points=points, normals=normals)
 
     def own_areas(self) -> Tensor:
-        """A piece that moves by d along its normal grows by the sum of its curvatures times d."""
+        """`areas`: a piece that moves by d along its normal grows by the sum of its curvatures times d."""
         if not (self.tracked and torch.is_grad_enabled()):
             return self.areas
-        models = [self._model(part, part) for part in self.points.split(BATCH)]
+        models = [self._model(part, part) for part in self.points.split(FUNCTION_BATCH)]
         curvature = torch.cat([m.bend[:, 0] + m.bend[:, 2] for m in models])
         moved = dot(self.own_feet().points - self.points, self.normals)
         return self.areas * (1 + curvature * moved)
 
     def _find_features(self) -> SurfaceFeatures:
-        """The `bend` of the closest-point model is the shape operator in its tangents."""
-        models = [self._model(part, part) for part in self.points.split(BATCH)]
+        """From the closest-point model, whose `bend` is the shape operator in its tangents."""
+        models = [self._model(part, part) for part in self.points.split(FUNCTION_BATCH)]
         frame, bend = (torch.cat([getattr(model, key) for model in models]) for key in ("frame", "bend"))
         return from_shape_operator(self.points, self.normals, frame, bend)
 
-    def _refine(self, x: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-        y = minimise(self._model, x, self.guesses[guess], 2 * self.covering, self.size)
-        y, normals, _ = project(self.phi, self.size, y, self.covering, steps=3)
+    def _refine(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        y = minimise(self._model, x, self.starts[start], 2 * self.covering_radius, self.size)
+        y, normals, _ = project(self.phi, self.size, y, self.covering_radius, steps=3)
         if self.open:
-            rows = (~inside(self.box, y)).nonzero()[:, 0]
+            rows = (~in_box(self.box, y)).nonzero()[:, 0]
             if len(rows):
-                y[rows], normals[rows] = self._on_rim(x[rows], y[rows], guess[rows])
+                y[rows], normals[rows] = self._on_rim(x[rows], y[rows], start[rows])
         return y, normals
 
     def _attached(self, x: Tensor, y: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         """Feet y (n, 3) of x (n, 3) and normals there, with the gradients of x and of phi.
 
-        y and m with x - y = m grad phi(y), phi(y) = 0, change with x and phi so that, in the terms of `_model` and with
-        e = -d phi / |grad phi| the step along the normal and a that along the tangents,
+        y and m solve x - y = m grad phi(y), phi(y) = 0. When x and phi change, y moves by e = -d phi / |grad phi| along
+        the normal and by a along the tangents, where, in the terms of `_model`,
 
             (I + d T'W T) a = T'dx - d e T'W n - d T'd(grad phi) / |grad phi|.
         """
         parts = [
             self._attached_part(*rows)
-            for rows in zip(x.split(BATCH), y.detach().split(BATCH), normals.detach().split(BATCH), strict=True)
+            for rows in zip(*(t.split(FUNCTION_BATCH) for t in (x, y.detach(), normals.detach())), strict=True)
         ]
         points, normals = (torch.cat(part) for part in zip(*parts, strict=True))
         return points, normals
@@ -175,9 +189,9 @@ class Implicit(Sampled):
         turn = torch.einsum("na,nac->nc", tilt, frame)
         return first_order(y + moved), first_order(normal + turn)
 
-    def _feet(self, x: Tensor, guess: Tensor) -> ClosestPoints:
+    def _feet(self, x: Tensor, start: Tensor) -> ClosestPoints:
         with torch.no_grad():
-            feet = super()._feet(x.detach(), guess)
+            feet = super()._feet(x.detach(), start)
         if torch.is_grad_enabled() and (self.tracked or x.requires_grad):
             points, normals = self._attached(x, feet.points, feet.normals)
             feet = replace(feet, points=points, normals=normals)
@@ -186,16 +200,16 @@ class Implicit(Sampled):
         edge = ((feet.points <= self.box[0]) | (feet.points >= self.box[1])).any(1)
         return replace(feet, beyond=edge)
 
-    def _on_rim(self, x: Tensor, y: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    def _on_rim(self, x: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """Closest points on the curve where the zero set leaves the box, near feet y (n, 3) beyond it.
 
-        Alternates steps towards x along the curve with Newton steps back to phi = 0, both within the sides
-        of the box that y has reached. Rows for which that fails stay at their guess.
+        Each step goes towards x along the curve and by Newton's method back to phi = 0, within the sides of the box
+        that y has reached. Rows for which that fails stay at their start.
         """
         tolerance = torch.finfo(y.dtype).eps ** 0.75 * self.size
-        best, normals = self.guesses[guess], self.normals[guess]
+        best, normals = self.starts[start], self.normals[start]
         y = torch.minimum(torch.maximum(y, self.box[0]), self.box[1])
-        for _ in range(RIM_STEPS):
+        for _ in range(BOX_RIM_STEPS):
             value, gradient = value_and_gradient(self.phi, y)
             free = ((y > self.box[0]) & (y < self.box[1])).to(y)
             offset, normal = offset_to(value, free * gradient)
@@ -204,15 +218,15 @@ class Implicit(Sampled):
             best, normals = torch.where(better, y, best), torch.where(better, unit(gradient), normals)
             r = free * (x - y)
             r = r - dot(r, normal)[:, None] * normal
-            step = 0.7 * r - offset.clamp(-self.covering, self.covering)[:, None] * normal
+            step = BOX_RIM_STEP_SHARE * r - offset.clamp(-self.covering_radius, self.covering_radius)[:, None] * normal
             y = torch.minimum(torch.maximum(y + torch.nan_to_num(step), self.box[0]), self.box[1])
         return best, normals
 
     def _model(self, x: Tensor, y: Tensor) -> _LevelModel:
         """With n = grad phi / |grad phi|, e = phi / |grad phi|, W = H(phi) / |grad phi|, tangents T:
 
-        minimising |x - y|^2 / 2 subject to phi = 0 by Newton's method on the Lagrangian (sequential
-        quadratic programming) gives, with d = (x - y).n and the normal part -e of the step,
+        Newton's method on the Lagrangian of |x - y|^2 / 2 with phi = 0 (sequential quadratic programming) takes the
+        step -e along the normal and, with d = (x - y).n, the step a along the tangents, where
 
             (I + d T'W T) a = T'(x - y) + d e T'W n.
         """
@@ -233,7 +247,7 @@ class Implicit(Sampled):
         across = torch.einsum("nac,nc->na", product, normal)
         gradient = -torch.einsum("nac,nc->na", frame, r) - (d * e)[:, None] * across
         hessian = d[:, None] * bend + torch.tensor([1.0, 0.0, 1.0], dtype=x.dtype, device=x.device)
-        foot = r + e[:, None] * normal  # to the surface, to first order, so that misses are not rewarded
+        foot = r + e[:, None] * normal  # from the surface to first order, so that a y off the surface has no advantage
         value = 0.5 * dot(foot, foot)
         noise = 8 * torch.finfo(x.dtype).eps * (value + value.sqrt() * self.size)
         value = torch.nan_to_num(value, nan=torch.inf)
@@ -241,35 +255,38 @@ class Implicit(Sampled):
 
 
 @dataclass(frozen=True)
-class _LevelModel(Model):
-    """Model whose `at` is a point near the zero set."""
+class _LevelModel(DistanceModel):
+    """Models whose `at` are points near the zero set."""
 
     normal: Tensor  # (n, 3)
-    offset: Tensor  # (n,) e, the distance to the zero set to first order
+    offset: Tensor  # (n,) e, the signed distance to the zero set to first order
     bend: Tensor  # (n, 3) the entries 11, 12, 22 of T'W T: minus the second fundamental form
 
     def moved(self, step: Tensor) -> Tensor:
-        """Along the parabola that osculates the zero set."""
+        """The points reached along the parabola that osculates the zero set."""
         a, b = step.unbind(1)
         height = 0.5 * (self.bend[:, 0] * a * a + 2 * self.bend[:, 1] * a * b + self.bend[:, 2] * b * b)
-        # A bend beyond what a step of this length can follow is no use as a prediction.
+        # Where the parabola rises more than the step is long, the prediction is useless.
         height = torch.minimum(height.abs(), torch.hypot(a, b)) * height.sign()
         return super().moved(step) - (height + self.offset)[:, None] * self.normal
 
     def improved_by(self, trial: Self) -> Tensor:
-        """Nearer, close to the zero set, and on the same sheet: neighbouring sheets face opposite ways."""
+        """Whether trial is nearer to x, close to the zero set, and on the same sheet.
+
+        Neighbouring sheets face opposite ways, so that their normals tell them apart.
+        """
         step = trial.at - self.at
-        close = trial.offset.abs() <= 0.5 * dot(step, step).sqrt()
-        # Off the zero set f is known to first order only: it may rise by the second while the offset falls.
+        close = trial.offset.abs() <= MAX_OFFSET_OVER_STEP * dot(step, step).sqrt()
+        # Off the zero set f is known to first order only: it may rise by a second-order term while the offset falls.
         nearing = trial.offset.abs() <= 0.5 * self.offset.abs()
-        slack = self.noise + torch.where(nearing, 100 * self.offset**2, 0.0)
+        slack = self.noise + torch.where(nearing, SECOND_ORDER_SLACK * self.offset**2, 0.0)
         return (trial.value <= self.value + slack) & close & (dot(self.normal, trial.normal) > 0)
 
     def repaired(self, x: Tensor, trial: Self) -> Tensor:
         """Closest point to x on the line where the tangent planes of the two models meet.
 
-        Where phi is piecewise linear (ReLU networks) the foot is often on a crease, and steps from
-        either side overshoot it. The planes are {y: n_k . (y - at_k) = -e_k}; y = x + c_1 n_1 + c_2 n_2.
+        Where phi is piecewise linear (ReLU networks), the foot is often on a crease, and steps from either side
+        overshoot it. The planes are {y: n_k . (y - at_k) = -e_k}; y = x + c_1 n_1 + c_2 n_2.
         """
         n1, n2 = self.normal, trial.normal
         b1 = dot(n1, self.at - x) - self.offset
@@ -279,7 +296,7 @@ class _LevelModel(Model):
         c1, c2 = (b1 - cosine * b2) / sine2, (b2 - cosine * b1) / sine2
         crease = x + c1[:, None] * n1 + c2[:, None] * n2
         step = trial.at - self.at
-        far = dot(crease - self.at, crease - self.at) > 4 * dot(step, step)
+        far = dot(crease - self.at, crease - self.at) > MAX_CREASE_STEPS**2 * dot(step, step)
         return torch.where(far[:, None], self.at + 0.25 * step, crease)
 
 

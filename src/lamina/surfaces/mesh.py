@@ -1,9 +1,9 @@
-"""Triangle meshes as they come: open, closed, non-manifold, degenerate, in several parts."""
+"""Triangle meshes of any kind: open or closed, non-manifold, with degenerate faces, in several parts."""
 
 from __future__ import annotations
 
 from math import isfinite
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -20,18 +20,22 @@ from lamina.search.nearest import Nearest
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
 from lamina.surfaces.denoise import denoise
 
-# Triangles longer than this share of the extent are cut for the search tree, whose balls they would bloat.
-LONGEST_PIECE = 1 / 48
-ON_EDGE = 1e-9  # of its length, from a foot to an edge that it lies on
+# Triangles longer than this share of the extent are cut into pieces for the search tree, whose bounding balls would
+# otherwise be large. Half makes up to four times as many pieces of large triangles, double makes the search slower.
+MAX_PIECE_OVER_EXTENT = 1 / 48
+# A foot lies on an edge if its distance from the edge is at most this share of the edge's length. In float64 that is
+# far above rounding, so half or double makes no difference.
+EDGE_TOLERANCE = 1e-9
+# A face has no area if twice its area is at most this share of its longest edge squared: its normal is then rounding.
+MAX_FLAT_AREA_RATIO = 1e-12
 
 
 class Mesh(Surface):
-    """Triangles over vertices, as they come: open, closed, non-manifold, degenerate, in several parts. Closest points
-    are exact.
+    """A triangle mesh, which may be open, closed, non-manifold, degenerate, or in several parts.
 
-    Faces without area and duplicate faces are ignored. Unused vertices stay in `points` and get the value at their
-    closest point. Two faces are in one component if a chain of shared edges connects them, where vertices at the same
-    position count as one. No flux passes where parts touch in a single point.
+    Closest points are exact. Faces without area and duplicate faces are ignored. Unused vertices stay in `points` and
+    get the value at their closest point. Two faces are in one component if a chain of shared edges connects them,
+    where vertices at the same position count as one. No flux passes where parts touch in a single point.
 
     Parameters
     ----------
@@ -56,6 +60,7 @@ class Mesh(Surface):
 
     representation = "mesh"
     faceted = True
+    sharp = True
 
     def __init__(self, V, F, *, name: str = "mesh"):
         super().__init__(name)
@@ -76,7 +81,7 @@ class Mesh(Surface):
         self.component[kept.reshape(-1)] = component.repeat_interleave(3)
         used = corners.reshape(-1, 3)
         extent = float((used.amax(0) - used.amin(0)).max())
-        self.piece, self.piece_face = _cut_long(corners, extent * LONGEST_PIECE)
+        self.piece, self.piece_face = _cut_long(corners, extent * MAX_PIECE_OVER_EXTENT)
         self.face_normals, self.face_component = normals, component
         self._tree: Nearest | None = None
         self.own_points = vertices.clone()
@@ -99,13 +104,13 @@ class Mesh(Surface):
         corners = vertices[faces]
         edges = torch.stack([corners[:, i] - corners[:, i - 1] for i in range(3)], 1)
         longest = dot(edges, edges).amax(1)
-        flat = 2 * triangle_areas(corners) <= 1e-12 * longest
+        flat = 2 * triangle_areas(corners) <= MAX_FLAT_AREA_RATIO * longest
         if flat.all():
             raise InputError(
                 f"The mesh has {len(faces)} faces and no area; expected triangles with area: "
                 "check the file or its units."
             )
-        # Faces that repeat others may have vertices of their own, at the same places.
+        # A face that repeats another may have vertices of its own at the same positions.
         places, same = np.unique(vertices.numpy(), axis=0, return_inverse=True)
         same = same.reshape(-1)
         if len(places) < len(vertices):
@@ -129,7 +134,7 @@ class Mesh(Surface):
         return faces[unique & ~flat]
 
     def _note_sides(self, faces: Tensor) -> None:
-        """Say how many faces, over vertices of which those at one place are one, look another way than the rest."""
+        """Note how many of the faces (m, 3) point to the other side; vertices at one position have one number here."""
         sides = agreeing_sides(faces)
         pieces = len(sides.one_sided)
         turned = torch.bincount(sides.piece[sides.sign < 0], minlength=pieces)
@@ -146,13 +151,15 @@ class Mesh(Surface):
 
     @property
     def face_adjacency(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Ends (k, 2, 3) of the edges where two faces meet, and those faces (k,), (k,)."""
+        """Ends (k, 2, 3) of the edges where two faces meet, and the two faces (k,), (k,) of each."""
         return self.points[self.shared_edge], self.shared_first, self.shared_second
 
     @property
     def cone_ratio(self) -> Tensor:
-        """2 pi over the angle (n,) that the faces make around each vertex, pi over it on a rim: 1 where the surface
-        could be laid flat, less at a saddle, more at a tip; infinite where more than two faces meet in an edge."""
+        """2 pi, or pi on a rim, over the angle (n,) that the faces make around each vertex.
+
+        It is 1 where the surface could be laid flat, less at a saddle, more at a tip, and infinite where more than two
+        faces meet in an edge."""
         assert self.faces is not None
         angle = corner_angles(self.positions[self.faces])
         total = torch.zeros_like(self.points[:, 0])
@@ -170,7 +177,7 @@ class Mesh(Surface):
         return vertex_areas(self.positions, self.faces) if self.tracked else self.areas
 
     def _find_features(self) -> SurfaceFeatures:
-        # The mean of face normals errs by the first order in the spacing on uneven meshes: positions alone.
+        # On uneven meshes the mean of face normals has an error of first order in the spacing: only positions are used.
         feet = self.own_feet()
         return from_samples(feet.points, feet.normals, feet.component, slopes=False)
 
@@ -221,25 +228,26 @@ class Mesh(Surface):
         return ClosestPoints(point, self.face_normals[face], self.face_component[face], face, beyond)
 
     def _attached(self, x: Tensor, face: Tensor, point: Tensor) -> Tensor:
-        """Feet (n, 3) of x (n, 3) on faces (n,), found before, with the gradients of x and of the vertices.
+        """The feet point (n, 3) of x (n, 3) on faces (n,) with the gradients of x and of the vertices.
 
-        A foot inside its face is that on its plane, one on an edge that on its line, one on a vertex the vertex.
+        A foot inside its face moves as the foot on the plane of the face, a foot on an edge as that on the line of the
+        edge, and a foot at a vertex as the vertex.
         """
         assert self.faces is not None
         corners, fixed = self.positions[self.faces[face]], self.points[self.faces[face]]
-        held = _barycentric(fixed, point) <= ON_EDGE  # (n, 3) corners that have no part in the foot
-        count = held.sum(1)
+        weightless = _barycentric(fixed, point) <= EDGE_TOLERANCE  # (n, 3) corners whose weight in the foot is zero
+        count = weightless.sum(1)
         a, b, c = corners.unbind(1)
         normal = torch.linalg.cross(b - a, c - a)
         plane = x - (dot(x - a, normal) / dot(normal, normal))[:, None] * normal
-        # The two corners of the edge come first, the others after them in any order.
-        order = torch.argsort(held.to(torch.int8), dim=1, stable=True)
+        # Corners with a weight come first: of a foot on an edge these are the two ends of the edge.
+        order = torch.argsort(weightless.to(torch.int8), dim=1, stable=True)
         p, q = (corners.gather(1, order[:, i, None, None].expand(-1, 1, 3))[:, 0] for i in (0, 1))
         line = p + (dot(x - p, q - p) / dot(q - p, q - p))[:, None] * (q - p)
         return torch.where((count == 0)[:, None], plane, torch.where((count == 1)[:, None], line, p))
 
     def _on_rim(self, point: Tensor, face: Tensor) -> Tensor:
-        """Whether points (n, 3) on faces (n,) lie on an edge without another face, or at its ends."""
+        """Whether points (n, 3) on faces (n,) lie on an edge that has no other face, or at an end of such an edge."""
         assert self.faces is not None
         at_rim = torch.zeros_like(self.points[:, 0], dtype=torch.bool)
         edges = torch.stack([self.faces, self.faces.roll(-1, 1)], -1)[self.rim_edges]
@@ -252,7 +260,7 @@ class Mesh(Surface):
             along, arm = corners[:, (side + 1) % 3] - corners[:, side], point[rows] - corners[:, side]
             across = torch.linalg.cross(arm, along)
             length = dot(along, along)
-            near = ON_EDGE**2 * length
+            near = EDGE_TOLERANCE**2 * length
             found[rows] |= self.rim_edges[face, side] & (dot(across, across) <= near * length)
             found[rows] |= at_corner[face, side] & (dot(arm, arm) <= near)
         return found
@@ -261,16 +269,16 @@ class Mesh(Surface):
         """The mesh without noise on its vertices: same faces, same order of vertices, and a note of what was done.
 
         noise: standard deviation of the noise on each coordinate, the same everywhere; by default it is found from the
-        mesh. Less than 6 % of the median edge, or than detail of the shape at the scale of the edges, is not taken for
-        noise: such a mesh, as one that is clean, is returned itself. So is any with noise=0. Vertices minimise
+        mesh. Noise that was found is ignored if it is less than 6 % of the median edge or than detail of the shape at
+        the scale of the edges. Then, and with noise=0, the mesh itself is returned. The new vertices minimise
 
             |x - x0|^2 / noise^2 + sum_i |(D x)_i|^2 / s_i^2,
 
-        D a difference of each vertex with its neighbours and s_i^2 its local variance, found from the mesh by empirical
-        Bayes (MacKay 1992; Tipping 2001), so that creases and detail are smoothed less; first for positions, then for
-        heights along normals with s such that the area is neither that of the noise nor less than the surface's: see
-        `lamina.surfaces.denoise`. Rims, and edges of more than two faces, are smoothed along themselves, their ends and
-        corners held; unused vertices stay. Gradients with respect to the vertices end here.
+        where D is a difference of each vertex with its neighbours and s_i^2 its local variance, found from the mesh by
+        empirical Bayes (MacKay 1992; Tipping 2001), so that creases and detail are smoothed less. That is done for
+        positions and then for heights along normals, where s is such that the area is that of the surface without
+        noise: see `lamina.surfaces.denoise`. Rims and edges of more than two faces are smoothed along themselves; their
+        ends and corners stay, as vertices of no face do. The result has no gradients with respect to the vertices.
         Raises InputError for a noise that is no finite number >= 0.
         """
         if noise is not None and not (isinstance(noise, int | float) and isfinite(noise) and noise >= 0):
@@ -281,7 +289,7 @@ class Mesh(Surface):
         found = denoise(points, faces, noise)
         if found.moved == 0:
             return self
-        # Vertices at one place stay at one place.
+        # Vertices at one position get one new position.
         moved = torch.from_numpy(found.vertices[same])
         made = Mesh(moved.to(self.points), self.faces, name=self.name)
         what = "was found" if noise is None else "was given"
@@ -293,9 +301,8 @@ class Mesh(Surface):
         made.facts = dict(self.facts)
         return made
 
-    def to(self, device=None, dtype=None) -> Mesh:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         moved = super().to(device, dtype)
-        assert isinstance(moved, Mesh)
         moved._tree = None
         return moved
 
@@ -341,9 +348,9 @@ def _checked(V, F) -> tuple[Tensor, Tensor]:
 def _face_adjacency(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Edges (k, 2) where two faces meet and those faces (k,), (k,), coincident vertices taken as one.
 
-    Where more than two faces meet in an edge, they are chained: each with the next. Also the first vertex (n,)
-    at each vertex's position, and the angle (n,) around it in a flat surface: 2 pi, pi on a rim, infinite at
-    an edge of more than two faces. Last, which edges (m, 3) of the faces, i from corner i to i + 1, have no other face.
+    Where more than two faces meet in an edge, each is paired with the next. Then come the first vertex (n,) at each
+    vertex's position, and the angle (n,) that a flat surface has around it: 2 pi, pi on a rim, infinite at an edge of
+    more than two faces. Last, which edges (m, 3) of the faces have no other face; edge i runs from corner i to i + 1.
     """
     _, first, same = np.unique(vertices.numpy(), axis=0, return_index=True, return_inverse=True)
     f = same.reshape(-1)[faces.numpy()]

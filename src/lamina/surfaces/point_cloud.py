@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,12 +21,32 @@ from lamina.geometry.lattice import Blocks, Lattice, blocks_around, nodes_in_blo
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
 from lamina.search.neighbours import PieceTrees, PointTree, connected_pieces, k_nearest, voronoi_areas
-from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
+from lamina.surfaces.base import RADIUS_SLACK, ClosestPoints, NearNodes, Surface
 
-FEWEST_POINTS, FEWEST_IN_COMPONENT = 20, 10
-WILD = 1.25  # feet farther than this many times the reach of their jet are not believed
-RIM_MEAN = 6  # samples on a rim that tell its direction
-RIM_STEPS = 4  # to bring a foot back to a rim; one is enough on a plane
+# Distinct points that a cloud must have at least: a cubic fit has 10 coefficients, and half as many points would not
+# overdetermine it. Double would refuse small clouds that can be fitted.
+MIN_CLOUD_POINTS = 20
+# A connected group with fewer points than this counts as outliers. Chosen by trial: at half, groups of noise become
+# components of their own; at double, small parts of a surface are lost.
+MIN_SAMPLES_PER_COMPONENT = 10
+# A foot farther from its sample than this many times the reach of the jet is replaced by the sample: no sample holds a
+# polynomial there. Chosen by trial: at half, good feet between uneven samples are lost; at double, wild ones are kept.
+MAX_FOOT_OVER_REACH = 1.25
+# Samples on a rim over which its outward tangent is averaged, because pieces between samples are ragged. At half the
+# tangent is noisier, at double it is blurred where the rim turns.
+RIM_TANGENT_SAMPLES = 6
+# Steps that bring a foot back to a rim. One is enough on a plane; each further one corrects for the curvature.
+CLOUD_RIM_STEPS = 4
+# A foot lies beyond a rim if it exceeds it by more than this share of the rim's distance from the sample: rounding.
+RIM_EXCESS_TOLERANCE = 1e-9
+# The largest share of given normals that may be zero or not finite: a cloud with more has no usable normals.
+MAX_BAD_NORMALS = 0.5
+# Deviation of the length of given normals from 1 above which a note says that they were normalised: normals in single
+# precision, or written with five digits, stay below it.
+MAX_LENGTH_DEVIATION = 1e-4
+# A normal that was given carries gradients if the cosine between it and the one in use is at least this; otherwise the
+# one in use was estimated, and is held fixed.
+MIN_GIVEN_NORMAL_COSINE = 0.999
 
 
 class PointCloud(Surface):
@@ -68,12 +89,14 @@ class PointCloud(Surface):
     """
 
     representation = "points"
+    sampled = True
+    noisy = True
     exact = False
     _fit: FittedSurface | None = None
-    _live: FittedSurface | None = None  # the same with gradients
+    _live: FittedSurface | None = None  # the same fit with gradients
     _rims: Rims | None = None
-    _given: Tensor | None = None  # points and normals that want gradients
-    _given_normals: Tensor | None = None
+    _given: Tensor | None = None  # points that want gradients
+    _given_normals: Tensor | None = None  # normals that want gradients
 
     def __init__(
         self,
@@ -92,7 +115,7 @@ class PointCloud(Surface):
         if isinstance(normals, Tensor) and normals.requires_grad:
             self._given_normals, normals = normals, normals.detach()
         self.tracked = self._given is not None or self._given_normals is not None
-        self.estimated = normals is None  # the normals
+        self.estimated = normals is None  # whether the normals are estimated
         self._unique, self._unique_of = self._distinct(self.points)
         kept, off = self._without_outliers(normals is None if drop_outliers is None else drop_outliers)
         if normals is None:
@@ -105,11 +128,11 @@ class PointCloud(Surface):
         self.areas = self._share_areas()
 
     def rim_tangents(self, x: Tensor) -> Tensor | None:
-        """Mean of those at the nearest samples on rims: pieces between samples are ragged."""
+        """The mean of the outward tangents at the nearest samples on rims: pieces between samples are ragged."""
         rows = torch.isfinite(self.rims.limit).nonzero()[:, 0]
         if not len(rows):
             return None
-        near = k_nearest(self.fit.cloud.points[rows], min(RIM_MEAN, len(rows)), x)[0]
+        near = k_nearest(self.fit.cloud.points[rows], min(RIM_TANGENT_SAMPLES, len(rows)), x)[0]
         return unit(self.rims.outward[rows][near].mean(1))
 
     @property
@@ -140,7 +163,7 @@ class PointCloud(Surface):
 
     @property
     def live_fit(self) -> FittedSurface:
-        """The same with the gradients of the points."""
+        """The fitted surface with the gradients of the points."""
         fit = self.fit
         return self._live or fit
 
@@ -160,29 +183,29 @@ class PointCloud(Surface):
         if self._given_normals is not None:
             given = unit(self._given_normals.to(self.points))[first]
             side = dot(given, normals).detach()[:, None]
-            # Those that were estimated because none were given stay as they are.
-            normals = torch.where(side.abs() > 0.999, torch.where(side < 0, -given, given), normals)
+            # A normal that was zero or not finite was estimated, and stays as it is.
+            normals = torch.where(side.abs() > MIN_GIVEN_NORMAL_COSINE, torch.where(side < 0, -given, given), normals)
         if self._given is not None:
             own = self._given.to(self.points)[first]
             points = points + (own - own.detach())
         return points, normals
 
     def closest_points(self, x: Tensor) -> ClosestPoints:
-        if x.device.type == "cpu":  # where a k-d tree is many times faster than the dual-tree search
+        if x.device.type == "cpu":  # a k-d tree is many times faster there than the dual-tree search
             return self._feet(x, self.fit.cloud.tree.query(x.detach(), 1)[0][:, 0])
         return self._feet(x, self.fit.cloud.search.to_points(x.detach())[0])
 
     def nodes_near(self, lattice: Lattice, radius: float) -> NearNodes:
-        # A foot at most rho from its sample, on a surface that curves less than 1 / radius, puts that sample
-        # within sqrt(radius^2 + 2 rho^2) of the node.
+        # If a foot is at most rho from its sample, and the surface curves less than 1 / radius, the sample is within
+        # sqrt(radius^2 + 2 rho^2) of the node.
         rho = float((self.fit.jets.reach * self.fit.jets.scale).max())
         ijk, index = self._nodes_near_samples(lattice, (radius**2 + 2 * rho**2) ** 0.5)
         x = lattice.position(ijk)
         feet = self._feet(x, index)
         offset = (x - feet.points).detach()
-        near = dot(offset, offset) <= (radius * (1 + 1e-9)) ** 2
-        # Feet are those of jets around samples that need not be the best: a node whose own foot is too far may still
-        # have the foot of another node within the radius, and that one's stencils want it.
+        near = dot(offset, offset) <= (radius * (1 + RADIUS_SLACK)) ** 2
+        # The jet that a foot lies on need not be the best one. A node whose own foot is too far may have the foot of
+        # another node within the radius, and the stencils of that other node need it: it takes that foot.
         left, right = (~near).nonzero()[:, 0], near.nonzero()[:, 0]
         trees = PieceTrees(feet.points[right].detach(), feet.component[right])
         other, distance = trees.query(x[left], feet.component[left], 1, within=radius)
@@ -201,17 +224,16 @@ class PointCloud(Surface):
         rows = rows.to(self.points.device)
         return ClosestPoints(self.points[rows], self.normals[rows], self.component[rows])
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PointCloud:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         moved = super().to(device, dtype)
-        assert isinstance(moved, PointCloud)
         moved._fit, moved._live = (None if fit is None else fit.to(device, dtype) for fit in (self._fit, self._live))
         moved._rims = None if self._rims is None else self._rims.to(device, dtype)
         return moved
 
     def _find_features(self) -> SurfaceFeatures:
-        """Those of the fitted surface at the feet of `points`, which noise has moved away from it."""
+        """The features of the fitted surface at the feet of `points`, which noise has moved away from the surface."""
         fit = self.fit
-        # Outliers have no jet of their own and take that of the nearest sample.
+        # Outliers have no jet and take that of the nearest sample.
         own = fit.cloud.pieces.query(self._unique, self._component, 1)[0][:, 0]
         own[self._kept] = torch.arange(len(self._kept), device=own.device)
         index = own[self._unique_of]
@@ -219,7 +241,7 @@ class PointCloud(Surface):
         return from_jets(self.points, fit.jets, index, feet).facing(self.normals)
 
     def _feet(self, x: Tensor, index: Tensor) -> ClosestPoints:
-        """Feet of x on the jets index, then on those of the samples nearest to these first feet."""
+        """Feet of x (n, 3) on the jets of samples (n,), then on the jets of the samples nearest to these first feet."""
         with torch.no_grad():
             feet, index, moved, wild = self._found_feet(x.detach(), index)
         if not (torch.is_grad_enabled() and (self.tracked or x.requires_grad)):
@@ -231,8 +253,8 @@ class PointCloud(Surface):
         return replace(feet, points=points, normals=normals)
 
     def _found_feet(self, x: Tensor, index: Tensor) -> tuple[ClosestPoints, Tensor, Tensor, Tensor]:
-        """Feet; the jets (n,) that they lie on; places (n, 3), x or those brought back from beyond rims, that they are
-        nearest to; and the rows for which a sample stands."""
+        """Feet of x (n, 3); the numbers (n,) of the jets that they lie on; the points (n, 3) that they are feet of,
+        which are x, moved back where x lies beyond a rim; and the rows in which a sample replaces the foot."""
         fit, normals_of = self.fit, self.fit.cloud.normals
         points, normals = project(fit.jets, x, index)
         near = fit.near[index]
@@ -243,21 +265,23 @@ class PointCloud(Surface):
         again = nearest.nonzero()[:, 0]
         points[again], normals[again] = project(fit.jets, x[again], index[again])
         x, points, normals, beyond = self._within_rims(x, points, normals, index)
-        # A polynomial may rise steeply where no sample holds it: there its sample stands for the surface.
+        # A polynomial may rise steeply where no samples are: its own sample replaces the foot there.
         away = points - fit.cloud.points[index]
-        wild = (dot(away, away).sqrt() > WILD * fit.jets.reach[index] * fit.jets.scale[index]).nonzero()[:, 0]
+        farthest = MAX_FOOT_OVER_REACH * fit.jets.reach[index] * fit.jets.scale[index]
+        wild = (dot(away, away).sqrt() > farthest).nonzero()[:, 0]
         points[wild], normals[wild] = fit.cloud.points[index[wild]], normals_of[index[wild]]
         return ClosestPoints(points, normals, fit.cloud.component[index], beyond=beyond), index, x, wild
 
     def _within_rims(self, x: Tensor, points: Tensor, normals: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        """Places x, feet and normals (n, 3), those beyond a rim brought back to it, as feet of places moved back along
-        the surface. Also which were (n,).
+        """Points x (n, 3), their feet (n, 3) and normals (n, 3), and whether the feet lay beyond a rim (n,).
+
+        Where a foot lies beyond a rim, x is moved back along the surface until its foot lies on the rim.
         """
         rims, centres = self.rims, self.fit.cloud.points
         x, beyond = x.clone(), torch.zeros_like(index, dtype=torch.bool)
-        for _ in range(RIM_STEPS):
+        for _ in range(CLOUD_RIM_STEPS):
             excess = rims.excess(centres, points, index)
-            out = (excess > 1e-9 * rims.limit[index]).nonzero()[:, 0]
+            out = (excess > RIM_EXCESS_TOLERANCE * rims.limit[index]).nonzero()[:, 0]
             if not len(out):
                 break
             x[out] -= excess[out, None] * rims.outward[index[out]]
@@ -266,7 +290,7 @@ class PointCloud(Surface):
         return x, points, normals, beyond
 
     def _nodes_near_samples(self, lattice: Lattice, radius: float) -> tuple[Tensor, Tensor]:
-        """Nodes (n, 3) within radius of a component's samples, and the nearest (n,) of these samples."""
+        """Nodes (n, 3) within radius of the samples of a component, and the nearest of these samples (n,)."""
         cloud = self.fit.cloud
         if cloud.points.device.type != "cpu" and len(cloud.pieces.trees) > 1:
             ijk, _, index, _ = cloud.search.to_nodes(lattice, radius)
@@ -276,8 +300,9 @@ class PointCloud(Surface):
             if tree.points.device.type == "cpu":
                 low, high = tree.points.amin(0) - radius, tree.points.amax(0) + radius
                 blocks, within = Blocks.covering(lattice, torch.stack([low, high])[None]), math.inf
-            else:  # one look at some more nodes is much faster than many at blocks of them
-                blocks, within = blocks_around(lattice, tree.points, radius, level=1).split()[0], radius * (1 + 1e-9)
+            else:  # on a GPU one search at some more nodes is much faster than many searches at blocks of nodes
+                blocks = blocks_around(lattice, tree.points, radius, level=1).split()[0]
+                within = radius * (1 + RADIUS_SLACK)
 
             def nearest_of(x: Tensor, tree: PointTree = tree, within: float = within) -> tuple[Tensor, Tensor]:
                 index, distance = tree.query(x, 1, within)
@@ -291,10 +316,10 @@ class PointCloud(Surface):
     def _distinct(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Distinct points (m, 3), and which of them (n,) each point is."""
         unique, which, repeated = distinct(points)
-        if len(unique) < FEWEST_POINTS:
+        if len(unique) < MIN_CLOUD_POINTS:
             raise InputError(
                 f"PointCloud got {len(points)} points, {len(unique)} of them distinct, and needs at least "
-                f"{FEWEST_POINTS} to find a surface: sample the shape more densely."
+                f"{MIN_CLOUD_POINTS} to find a surface: sample the shape more densely."
             )
         alike = len(points) - len(unique) - repeated
         if repeated:
@@ -304,8 +329,8 @@ class PointCloud(Surface):
         return unique, which
 
     def _without_outliers(self, wanted: bool) -> tuple[Tensor, int]:
-        """Rows of distinct points that are on a surface, before normals are known; how many are off that of others."""
-        apart = small_pieces(connected_pieces(self._unique), FEWEST_IN_COMPONENT)
+        """Rows of the distinct points that are on a surface, found without normals, and the number of those off it."""
+        apart = small_pieces(connected_pieces(self._unique), MIN_SAMPLES_PER_COMPONENT)
         kept = (~apart).nonzero()[:, 0]
         off = off_surface(self._unique[kept]) if wanted else torch.zeros_like(kept, dtype=torch.bool)
         count = int(off.sum())
@@ -317,7 +342,7 @@ class PointCloud(Surface):
         return kept[~off], count
 
     def _estimated(self, kept: Tensor, viewpoint: Tensor | None) -> Tensor:
-        """Normals (n, 3) of `points` from the distinct points kept."""
+        """Normals (n, 3) of `points`, estimated from the distinct points in rows kept (k,)."""
         unique = self._unique[kept]
         found = orient_normals(unique, pca_normals(unique), viewpoint=viewpoint)
         if viewpoint is None:
@@ -327,7 +352,7 @@ class PointCloud(Surface):
         return found[k_nearest(unique, 1, self._unique)[0][:, 0]][self._unique_of]
 
     def _completed(self, normals: Tensor, kept: Tensor) -> Tensor:
-        """The normals given, of unit length; the few that are zero or not finite are estimated."""
+        """The given normals (n, 3) in unit length; those that are zero or not finite are estimated."""
         normals = torch.as_tensor(normals).to(self.points)
         if normals.shape != self.points.shape:
             raise InputError(
@@ -337,12 +362,12 @@ class PointCloud(Surface):
         length = dot(normals, normals).sqrt()
         good = torch.isfinite(length) & (length > 0)
         bad = int((~good).sum())
-        if 2 * bad > len(good):
+        if bad > MAX_BAD_NORMALS * len(good):
             raise InputError(
                 f"{bad} of {len(normals)} normals are zero, NaN or infinite; remove those points, "
                 "or pass normals=None to have all estimated."
             )
-        if bool(((length[good] - 1).abs() > 1e-4).any()):
+        if bool(((length[good] - 1).abs() > MAX_LENGTH_DEVIATION).any()):
             shortest, longest = float(length[good].min()), float(length[good].max())
             self.notes.append(f"Normals of length {shortest:.3g} to {longest:.3g} were normalised.")
         if not bad:
@@ -356,6 +381,7 @@ class PointCloud(Surface):
         return unit(normals)
 
     def _oriented(self, normals: Tensor) -> Tensor:
+        """The normals (n, 3), with their signs made to agree if neighbours point to opposite sides."""
         first = first_of_each(self._unique_of, len(self._unique))
         if not signs_disagree(self._unique, normals[first]):
             return normals
@@ -364,9 +390,9 @@ class PointCloud(Surface):
         return torch.where(dot(agreed, normals)[:, None] < 0, -normals, normals)
 
     def _find_components(self, kept: Tensor, off: int, by_normals: bool) -> tuple[Tensor, Tensor]:
-        """Component (m,) of each distinct point, and the rows of those that are fitted, outliers left out."""
+        """The component (m,) of each distinct point, and the rows of those that are fitted, without outliers."""
         found = connected_pieces(self._unique[kept], self._normals[kept] if by_normals else None)
-        apart = small_pieces(found, FEWEST_IN_COMPONENT)
+        apart = small_pieces(found, MIN_SAMPLES_PER_COMPONENT)
         component = torch.full_like(self._unique_of[: len(self._unique)], -1)
         kept, found = kept[~apart], found[~apart]
         component[kept] = found
@@ -381,6 +407,7 @@ class PointCloud(Surface):
         return component, kept
 
     def _share_areas(self) -> Tensor:
+        """The area (n,) of each of `points`; points that repeat each other share the area of their distinct point."""
         cells = torch.zeros_like(self._unique[:, 0])
         cells[self._kept] = voronoi_areas(self._unique[self._kept], self._normals[self._kept])
         share = torch.bincount(self._unique_of, minlength=len(cells)).to(cells)
@@ -390,10 +417,10 @@ class PointCloud(Surface):
 def _checked_viewpoint(viewpoint: Sequence[float] | Tensor | None, points: Tensor) -> Tensor | None:
     if viewpoint is None:
         return None
-    place = torch.as_tensor(viewpoint).to(points)
-    if place.shape != (3,) or not bool(torch.isfinite(place).all()):
+    position = torch.as_tensor(viewpoint).to(points)
+    if position.shape != (3,) or not bool(torch.isfinite(position).all()):
         raise InputError(f"The viewpoint must be three finite numbers x, y, z, got {viewpoint!r}.")
-    return place
+    return position
 
 
 def _checked_points(points: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
 
-FORMAT = "lamina spherical neural surface 1"
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+SNS_FORMAT = "lamina spherical neural surface 1"
+SNS_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "softplus": lambda x: nn.functional.softplus(x, beta=10),
     "sin": torch.sin,
@@ -53,12 +53,12 @@ class SNSConfig:
             )
         if not (math.isfinite(self.frequency) and self.frequency > 0):
             raise InputError(f"frequency must be a positive number, got {self.frequency!r}.")
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
+        if self.activation not in SNS_ACTIVATIONS:
+            raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(SNS_ACTIVATIONS)}.")
 
 
 class SphericalNeuralSurface(nn.Module):
-    """The map y(s) of the module's text, (n, 3) -> (n, 3). Before it is fitted nearly the unit sphere itself."""
+    """The map y(s) of the module's docstring, (n, 3) -> (n, 3). Before training its image is nearly the unit sphere."""
 
     frequencies: Tensor  # (3, f)
     centre: Tensor  # (3,) c
@@ -82,7 +82,7 @@ class SphericalNeuralSurface(nn.Module):
                 layer.bias.uniform_(-0.1 * bound, 0.1 * bound, generator=generator)
 
     def forward(self, s: Tensor) -> Tensor:
-        activation = ACTIVATIONS[self.config.activation]
+        activation = SNS_ACTIVATIONS[self.config.activation]
         phase = s @ self.frequencies
         h = math.sqrt(2) * torch.cat([phase.sin(), phase.cos()], 1)
         for layer in self.hidden:
@@ -92,13 +92,13 @@ class SphericalNeuralSurface(nn.Module):
 
 def save_sns(path: str | Path, model: SphericalNeuralSurface) -> Path:
     """Write the model as a safetensors file, its configuration in the metadata."""
-    return save_tensors(path, model.state_dict(), {"format": FORMAT, "config": asdict(model.config)})
+    return save_tensors(path, model.state_dict(), {"format": SNS_FORMAT, "config": asdict(model.config)})
 
 
 def load_sns(path: str | Path) -> SphericalNeuralSurface:
     """The model that save_sns wrote, in its precision, on the CPU. Raises InputError for any other file."""
     state, metadata = load_tensors(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != SNS_FORMAT:
         raise InputError(f"{path} holds no spherical neural surface but {metadata.get('format', 'other tensors')!r}.")
     try:
         model = SphericalNeuralSurface(SNSConfig(**metadata["config"])).to(state["centre"].dtype)

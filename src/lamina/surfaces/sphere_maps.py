@@ -9,9 +9,9 @@ With the polar angle u of s and its azimuth v, w = (u (pi - u))^2, each surface 
     bobbly       1 + 0.1 w (0.4 cos^2(12 u) + 0.4 sin^2(12 v + 6 u)), called laundryball too
     finespiral   1 + 0.5 (cos^2(u) + 0.1 w sin^2(v + 12 u)), called spiralegg too
 
-and a = 1, or less for the small ones: 0.772 smallspike, 0.366 smallflower, 0.301 smalltree, 0.679 smallbobble. The
-formulas are those of the authors' repository romyjw/sns (MIT licence, by Romy Williamson). At the poles the surfaces
-other than the spike have a tangent plane but no curvature.
+and a = 1, except for the small ones: 0.772 for smallspike, 0.366 for smallflower, 0.301 for smalltree, 0.679 for
+smallbobble. The formulas are those of the authors' repository romyjw/sns (MIT licence, by Romy Williamson). At the
+poles all surfaces but the spike have a tangent plane but no curvature.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _finespiral(u: Tensor, c: Tensor, d: Tensor) -> Tensor:
     return 1 + 0.5 * (torch.cos(u) ** 2 + 0.1 * _bump(u) * _wave(c, d, 1, 12 * u) ** 2)
 
 
-SPHERE_MAPS: dict[str, tuple[Radius, float, int]] = {  # with the size a and the level of the samples
+SPHERE_MAPS: dict[str, tuple[Radius, float, int]] = {  # radius, size a, and level of the samples
     "spike": (_spike, 1.0, 5),
     "smallspike": (_spike, 0.772, 5),
     "starfruit": (_starfruit, 1.0, 5),
@@ -80,7 +80,7 @@ def sphere_map(name: str, level: int | None = None) -> SphericalMap:
 def _angles(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u, cos v, sin v of unit vectors (n, 3).
 
-    Very near the poles the distance to the axis is held constant, so that derivatives stay finite.
+    The distance to the axis is held constant very near the poles, so that derivatives stay finite.
     """
     x, y, z = s.unbind(1)
     rho = (x * x + y * y).clamp_min(torch.finfo(s.dtype).eps ** 1.25).sqrt()

@@ -16,12 +16,15 @@ from lamina.geometry.triangles import dot, unit, vertex_areas
 from lamina.linear.adjoint import first_order
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.icosphere import icosphere
-from lamina.surfaces.newton import BATCH, Model, Sampled, minimise, solve_two
+from lamina.surfaces.newton import FUNCTION_BATCH, DistanceModel, NewtonSurface, minimise, solve_two
 
-GUESS_LEVEL = 5
+# Coarsest icosphere whose vertices are the starts of Newton's method, 10242 of them, whatever the level of the samples.
+# One level less has a quarter of the starts, so that more points may reach another minimum; one more has four times as
+# many and takes four times the memory.
+MIN_START_LEVEL = 5
 
 
-class SphericalMap(Sampled):
+class SphericalMap(NewtonSurface):
     """The image of the unit sphere under a function, such as a spherical neural surface.
 
     The samples are the images of the vertices of an icosphere. Closest points minimise |x - fn(s)|^2 over s by Newton's
@@ -53,6 +56,7 @@ class SphericalMap(Sampled):
     """
 
     representation = "spherical map"
+    smooth = True
 
     def __init__(self, fn: Callable[[Tensor], Tensor], *, level: int = 5, name: str = "") -> None:
         super().__init__(name)
@@ -61,44 +65,45 @@ class SphericalMap(Sampled):
         if not (isinstance(level, int) and 0 <= level <= 8):
             raise InputError(f"level must be an integer from 0 to 8, got {level!r}; 5 gives 10242 samples.")
         self.fn = fn
-        # Few samples are wanted where fields are small, but guesses must always be good ones.
-        vertices, faces = icosphere(max(level, GUESS_LEVEL))
+        # A user may want few samples for coarse fields, but the starts must be dense whatever the level.
+        vertices, faces = icosphere(max(level, MIN_START_LEVEL))
         like = next(iter(fn.parameters()), None) if isinstance(fn, nn.Module) else None
         if like is not None:
             vertices, faces = vertices.to(like), faces.to(like.device)
         self.parameters = vertices
-        self.guesses = torch.cat([_checked(fn, s) for s in vertices.split(BATCH)])
-        self.guess_component = faces.new_zeros(len(vertices))
-        edges = self.guesses[faces] - self.guesses[faces.roll(1, 1)]
-        # The points of a triangle are nearer to a corner than its longest edge, with room for its bulge.
-        self.covering = float(dot(edges, edges).max().sqrt())
-        self.size = float((self.guesses.amax(0) - self.guesses.amin(0)).norm())
+        self.starts = torch.cat([_checked(fn, s) for s in vertices.split(FUNCTION_BATCH)])
+        self.start_component = faces.new_zeros(len(vertices))
+        edges = self.starts[faces] - self.starts[faces.roll(1, 1)]
+        # No point of a flat triangle is farther from a corner than 0.58 of the longest edge: the whole leaves room for
+        # bulges.
+        self.covering_radius = float(dot(edges, edges).max().sqrt())
+        self.size = float((self.starts.amax(0) - self.starts.amin(0)).norm())
         self._set_samples(level)
         self.tracked = _carries_gradients(fn, vertices[:1])
 
     def _set_samples(self, level: int) -> None:
         coarse, faces = icosphere(level)  # its vertices are the first of every finer one
-        self.points = self.guesses[: len(coarse)].clone()
+        self.points = self.starts[: len(coarse)].clone()
         faces = faces.to(self.points.device)
         a, b, c = self.points[faces].unbind(1)
         self.sign = -1.0 if float(dot(a, torch.linalg.cross(b, c)).sum()) < 0 else 1.0
         self.faces = faces if self.sign > 0 else faces.flip(1)
         self.areas = vertex_areas(self.points, self.faces)
-        self.component = self.guess_component[: len(coarse)].clone()
-        parts = self.parameters[: len(coarse)].split(BATCH)
+        self.component = self.start_component[: len(coarse)].clone()
+        parts = self.parameters[: len(coarse)].split(FUNCTION_BATCH)
         self.normals = torch.cat([self._normals(s) for s in parts])
 
     def _find_features(self) -> SurfaceFeatures:
-        parts = self.parameters[: len(self.points)].split(BATCH)
-        forms = [self._forms(*rows) for rows in zip(parts, self.normals.split(BATCH), strict=True)]
+        parts = self.parameters[: len(self.points)].split(FUNCTION_BATCH)
+        forms = [self._forms(*rows) for rows in zip(parts, self.normals.split(FUNCTION_BATCH), strict=True)]
         tangents, second = (torch.cat(part) for part in zip(*forms, strict=True))
         return from_fundamental_forms(self.points, self.normals, tangents, second)
 
-    def _refine(self, x: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
-        # Two edges of the icosphere that the guess is a vertex of: farther steps are not to be trusted yet.
+    def _refine(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        # The first steps are at most two edges of the icosphere long: the model is not trusted farther away.
         trust = 2 * math.sqrt(4 * math.pi / len(self.parameters))
         with torch.no_grad():
-            s = unit(minimise(self._model, x.detach(), self.parameters[guess], trust, 1.0))
+            s = unit(minimise(self._model, x.detach(), self.parameters[start], trust, 1.0))
         if torch.is_grad_enabled() and (self.tracked or x.requires_grad):
             return self._attached(x, s)
         return self.fn(s).detach(), self._normals(s)
@@ -106,7 +111,8 @@ class SphericalMap(Sampled):
     def _attached(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         """Feet fn(s) (n, 3) of x (n, 3) and normals there, with the gradients of x and of fn.
 
-        s makes the gradient g of |x - fn|^2 / 2 along the sphere vanish: with its Hessian H it moves by -H^-1 dg.
+        At s the gradient g of |x - fn|^2 / 2 along the sphere vanishes. When g changes by dg, s moves by -H^-1 dg, H
+        being the Hessian.
         """
         frame, model = tangent_basis(s), self._model(x.detach(), s)
         a = s.new_zeros(len(s), 2, requires_grad=True)
@@ -119,7 +125,7 @@ class SphericalMap(Sampled):
         return first_order(points), first_order(normals)
 
     def own_feet(self) -> ClosestPoints:
-        """fn at fixed places of the sphere."""
+        """The images under fn of fixed points of the sphere."""
         feet = super().own_feet()
         if not (self.tracked and torch.is_grad_enabled()):
             return feet
@@ -169,8 +175,8 @@ class SphericalMap(Sampled):
         return tangents, -torch.stack([first[:, 0], 0.5 * (first[:, 1] + second[:, 0]), second[:, 1]], 1)
 
 
-class _MapModel(Model):
-    """Model whose `at` is the parameter s, a unit vector."""
+class _MapModel(DistanceModel):
+    """Models whose `at` are the parameters s, unit vectors."""
 
     def moved(self, step: Tensor) -> Tensor:
         return unit(super().moved(step))
@@ -244,7 +250,7 @@ def _starfruit(s: Tensor) -> Tensor:
 def _azimuth(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """rho = sqrt(x^2 + y^2), cos ph = x / rho, sin ph = y / rho.
 
-    Below a rho where the shapes differ from their poles by less than rounding, rho is held constant: the
+    Where rho is so small that the shapes differ from their poles by less than rounding, rho is held constant. Then the
     derivatives of sqrt and of the quotients stay finite, and those of c and d vanish at the pole itself.
     """
     x, y = s[:, 0], s[:, 1]
@@ -273,7 +279,7 @@ def _gradient(v: Tensor, a: Tensor, keep: bool = False) -> Tensor:
 
 
 def _carries_gradients(fn: Callable[[Tensor], Tensor], s: Tensor) -> bool:
-    """Whether fn depends on something that wants gradients."""
+    """Whether fn depends on a tensor that wants gradients."""
     with torch.enable_grad():
         return fn(s.detach()).requires_grad
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -11,22 +12,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.fits.splat_samples import SplatSamples, sample_surface
 from lamina.fits.surface_fit import Cloud
+from lamina.fits.splat_samples import SplatSamples, sample_surface
 from lamina.fits.visibility import Gaussians
 from lamina.geometry.triangles import dot
+from lamina.io.export import check_extension, splat_form
 from lamina.io.splat_files import SplatData
 from lamina.search.neighbours import k_nearest
 from lamina.surfaces.base import ClosestPoints, Surface
-from lamina.surfaces.point_cloud import PointCloud
+from lamina.surfaces.point_cloud import MIN_CLOUD_POINTS, PointCloud
 
-FEWEST = 20
-MOST_OF_EXTENT = 0.1  # the largest scale allowed unless asked otherwise
-NEIGHBOURS, APART = 8, 8.0  # a floater: its neighbour of that rank is so many times farther than is typical
-OFF = 2.0  # pixels, or own sizes, from the surface beyond which a Gaussian does not belong to it
-FLAT = 0.3  # shortest over middle axis below which the shortest should be a normal
-MOVED_BY = 12  # Gaussians that a sample of the surface moves with
-TOGETHER = 0.5  # part of the rays that must meet one of a few large pieces, or there is no surface
+# Gaussians that must be left after each filter: fewer than the points that a cloud needs show no surface.
+MIN_GAUSSIANS = MIN_CLOUD_POINTS
+# The largest scale of a Gaussian over the extent of all, unless max_scale is given. Larger ones are mostly background;
+# chosen by trial: half drops large flat parts of a surface, double keeps more of the background.
+MAX_SCALE_OVER_EXTENT = 0.1
+# A Gaussian floats apart if its neighbour of this rank is farther than MAX_FLOATER_RATIO times the median of that
+# distance over all. Chosen by trial: with fewer neighbours groups of floaters stay, with more thin parts are lost.
+FLOATER_NEIGHBOURS = 8
+MAX_FLOATER_RATIO = 8.0  # at half sparse parts of a surface are dropped, at double more floaters stay
+# A Gaussian belongs to the surface if its centre is at most this many of its own sizes (or pixels, if these are larger)
+# off the surface. Chosen by trial: at half noisy Gaussians of the surface are lost, at double some below it are kept.
+MAX_OFFSET_OVER_SIZE = 2.0
+# A Gaussian counts as flat if its shortest axis is less than this share of the middle one. Only a note depends on it,
+# which compares the shortest axes of flat Gaussians with the normals.
+MAX_FLAT_AXIS_RATIO = 0.3
+# Gaussians whose mean displacement moves a sample of the surface. At half gradients are less smooth over the surface,
+# at double they are blurred over a wider neighbourhood.
+CARRYING_GAUSSIANS = 12
+MIN_CARRYING_WEIGHT = 1e-3  # of the farthest of them, so that the weights of a sample never vanish together
+# Share of the stopped rays that must meet one of a few large connected pieces: with less there is no surface.
+# Chosen by trial: at half fog is taken for a surface, at double (all rays) hardly any scene passes.
+MIN_CONNECTED_SHARE = 0.5
 
 
 class Splats(PointCloud):
@@ -110,13 +127,13 @@ class Splats(PointCloud):
         axes = axes_of(rotations[kept])
         covariances = (axes * scales[kept, None] ** 2) @ axes.transpose(1, 2)
         seen = sample_surface(Gaussians(centres[kept], covariances, opacities[kept]), _extent(centres[kept]))
-        if len(seen.points) < FEWEST or seen.connected_share < TOGETHER:
+        if len(seen.points) < MIN_CLOUD_POINTS or seen.connected_share < MIN_CONNECTED_SHARE:
             raise InputError(
                 f"{len(kept)} Gaussians show no surface: {seen.connected_share:.0%} of the rays that they stop meet a "
-                f"connected piece, expected at least {TOGETHER:.0%}; give dense splats of an object."
+                f"connected piece, expected at least {MIN_CONNECTED_SHARE:.0%}; give dense splats of an object."
             )
         self._adopt(PointCloud(seen.points, seen.normals))
-        lit = ~(seen.light < min_light)  # those that no ray met may be on the surface
+        lit = ~(seen.light < min_light)  # NaN where no ray met a Gaussian: it may be on the surface
         self.dropped["hidden"] = int((~lit).sum())
         kept, axes = kept[lit], axes[lit]
         kept, axes = self._on_surface(centres, scales, kept, axes, seen)
@@ -128,8 +145,9 @@ class Splats(PointCloud):
     def _follow(self, centres: Tensor) -> None:
         """Let the samples of the surface move with the centres (n, 3) of the Gaussians."""
         own = centres.to(self.points)[self.kept]
-        near, distance = k_nearest(own.detach(), min(MOVED_BY, len(own)), self._unique)
-        weight = (1 - (distance / distance[:, -1:].clamp_min(torch.finfo(own.dtype).tiny)) ** 2).clamp_min(1e-3)
+        near, distance = k_nearest(own.detach(), min(CARRYING_GAUSSIANS, len(own)), self._unique)
+        farthest = distance[:, -1:].clamp_min(torch.finfo(own.dtype).tiny)
+        weight = (1 - (distance / farthest) ** 2).clamp_min(MIN_CARRYING_WEIGHT)
         moved = torch.einsum("sk,skc->sc", weight / weight.sum(1, keepdim=True), (own - own.detach())[near])
         self.tracked = True
         fit = self.fit
@@ -142,32 +160,33 @@ class Splats(PointCloud):
 
     @property
     def positions(self) -> Tensor:
-        """`points`: feet of the centres, which these carry along."""
+        """`points`, which are feet of the centres and move with them, with the gradients of the centres."""
         if not (self.tracked and torch.is_grad_enabled()):
             return self.points
         return self.points + (self._moved_by - self._moved_by.detach()).to(self.points)
 
     @classmethod
     def from_data(cls, data: SplatData, **options: Any) -> Self:
-        """Splats as read from a file, in float64; options as above."""
+        """Splats of the data of a file, in float64; options: the keyword arguments of the class."""
         arrays = (data.centres, data.scales, data.rotations, data.opacities, data.colours)
         return cls(*(torch.from_numpy(a.astype(np.float64)) for a in arrays), data=data, **options)
 
     @property
     def centres(self) -> Tensor:
-        """Centres (m, 3) of the Gaussians kept."""
+        """Centres (m, 3) of the Gaussians that belong to the surface."""
         return torch.from_numpy(self.data.centres).to(self.points)[self.kept]
 
     def everywhere(self, values: Tensor) -> Tensor:
-        """Values (n,) or (n, k) at all Gaussians from those (m,) or (m, k) at `points`: dropped ones take that of
-        the nearest one kept."""
+        """Values (n,) or (n, k) at all Gaussians from values (m,) or (m, k) at `points`.
+
+        A dropped Gaussian takes the value of the nearest one that was kept."""
         centres = torch.from_numpy(np.nan_to_num(self.data.centres, posinf=0, neginf=0)).to(self.points)
         nearest = k_nearest(centres[self.kept], 1, centres)[0][:, 0]
         nearest[self.kept] = torch.arange(len(self.kept), device=nearest.device)
         return values[nearest]
 
     def sample(self, count: int, seed: int = 0) -> ClosestPoints:
-        """count places at random among the samples that the surface was fitted to, which are even by area."""
+        """count random samples of those that the surface was fitted to, which are even by area."""
         cloud = self.fit.cloud
         have = len(cloud.points)
         if count > have:
@@ -190,29 +209,29 @@ class Splats(PointCloud):
         rows = self._drop(torch.arange(len(whole), device=whole.device), torch.isfinite(whole).all(1), "not finite")
         rows = self._drop(rows, opacities[rows] >= min_opacity, "faint")
         if max_scale is None and len(rows):
-            max_scale = MOST_OF_EXTENT * _extent(centres[rows])
+            max_scale = MAX_SCALE_OVER_EXTENT * _extent(centres[rows])
         rows = self._drop(rows, scales[rows].amax(1) <= (max_scale or 0), "large")
         if min_flatness > 0:
             shortest, middle, _ = scales[rows].sort(1).values.unbind(1)
             rows = self._drop(rows, shortest <= (1 - min_flatness) * middle, "round")
-        if len(rows) > NEIGHBOURS:
-            away = k_nearest(centres[rows], NEIGHBOURS + 1)[1][:, -1]
-            rows = self._drop(rows, away <= APART * away.median(), "apart")
+        if len(rows) > FLOATER_NEIGHBOURS:
+            away = k_nearest(centres[rows], FLOATER_NEIGHBOURS + 1)[1][:, -1]
+            rows = self._drop(rows, away <= MAX_FLOATER_RATIO * away.median(), "apart")
         return rows
 
     def _drop(self, rows: Tensor, good: Tensor, why: str) -> Tensor:
-        """The good ones of the rows; the others are counted. Raises InputError where too few are left."""
+        """The rows (k,) that are good (k,); the others are counted under why. Raises InputError if too few are left."""
         left = rows[good]
         self.dropped[why] = len(rows) - len(left)
-        if len(left) < FEWEST:
+        if len(left) < MIN_GAUSSIANS:
             raise InputError(
                 f"{len(left)} Gaussians are left of {len(self.data)} ({_listed(self.dropped)}); a surface needs at "
-                f"least {FEWEST}: give more, or filter less (min_opacity, max_scale, min_flatness, min_light)."
+                f"least {MIN_GAUSSIANS}: give more, or filter less (min_opacity, max_scale, min_flatness, min_light)."
             )
         return left
 
     def _adopt(self, samples: PointCloud) -> None:
-        """Take over what a point cloud of samples knows, and its fit."""
+        """Take over the samples of a point cloud, their components and areas, and its fit."""
         self._unique, self._normals = samples._unique, samples._normals
         self._component, self._kept = samples._component, samples._kept
         self._sample_areas = torch.zeros_like(self._unique[:, 0]).index_add_(0, samples._unique_of, samples.areas)
@@ -222,11 +241,14 @@ class Splats(PointCloud):
     def _on_surface(
         self, centres: Tensor, scales: Tensor, kept: Tensor, axes: Tensor, seen: SplatSamples
     ) -> tuple[Tensor, Tensor]:
-        """Fills points, normals, areas and components with those at the feet of the kept that lie on the surface."""
+        """Fill points, normals, areas and components with those at the feet of kept Gaussians that lie on the surface.
+
+        Returns the numbers (m,) of these Gaussians and their axes (m, 3, 3).
+        """
         feet = self.closest_points(centres[kept])
         offset = centres[kept] - feet.points
-        near = dot(offset, offset).sqrt() <= OFF * scales[kept].median(1).values.clamp_min(seen.pixel)
-        near &= k_nearest(self.fit.cloud.points, 1, feet.points)[1][:, 0] <= seen.pixel  # not beyond a rim
+        near = dot(offset, offset).sqrt() <= MAX_OFFSET_OVER_SIZE * scales[kept].median(1).values.clamp_min(seen.pixel)
+        near &= k_nearest(self.fit.cloud.points, 1, feet.points)[1][:, 0] <= seen.pixel  # farther ones are beyond a rim
         left = self._drop(kept, near, "off")
         self.points, self.normals, self.component = feet.points[near], feet.normals[near], feet.component[near]
         self._unique_of = k_nearest(self._unique, 1, self.points)[0][:, 0]
@@ -235,11 +257,11 @@ class Splats(PointCloud):
         return left, axes[near]
 
     def _report(self, scales: Tensor, axes: Tensor) -> None:
-        lost = {why: count for why, count in self.dropped.items() if count}
-        listed = f"; left out: {_listed(lost)}" if lost else ""
+        dropped = {why: count for why, count in self.dropped.items() if count}
+        listed = f"; left out: {_listed(dropped)}" if dropped else ""
         self.notes.append(f"{len(self.kept)} of {len(self.data)} Gaussians form the surface{listed}.")
         order = scales.sort(1)
-        flat = order.values[:, 0] < FLAT * order.values[:, 1]
+        flat = order.values[:, 0] < MAX_FLAT_AXIS_RATIO * order.values[:, 1]
         if bool(flat.any()):
             shortest = axes.gather(2, order.indices[:, :1, None].expand(-1, 3, 1))[..., 0]
             angle = torch.rad2deg(dot(shortest, self.normals).abs().clamp(max=1).arccos())[flat].median()
@@ -296,3 +318,18 @@ def _extent(centres: Tensor) -> float:
 
 def _listed(dropped: dict[str, int]) -> str:
     return ", ".join(f"{count} {why}" for why, count in dropped.items())
+
+
+def writes_splats(surface: Surface, path: str | Path) -> TypeGuard[Splats]:
+    """Whether a field on the surface is written to the path as Gaussians.
+
+    Raises InputError, with the extensions that can be written, if the path has none of them.
+    """
+    splats = isinstance(surface, Splats)
+    check_extension(path, splats=splats)
+    return splats and splat_form(path) is not None
+
+
+def own_formats(surface: Surface) -> list[str]:
+    """The extension, other than ply, of the format that Gaussians were read from; none for other surfaces."""
+    return [surface.data.form] if isinstance(surface, Splats) and surface.data.form != "ply" else []

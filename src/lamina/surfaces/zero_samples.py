@@ -1,4 +1,4 @@
-"""Even samples of a zero set: its flat pieces on a lattice, their vertices thinned, then moved to phi = 0."""
+"""Even samples of a zero set: points drawn on flat pieces in the cells of a lattice, thinned, then moved to phi = 0."""
 
 from __future__ import annotations
 
@@ -14,12 +14,30 @@ from lamina.errors import InputError
 from lamina.geometry.tetrahedra import clip_to_box, cut_tetrahedra
 from lamina.geometry.triangles import dot, points_in, triangle_areas, triangle_normals
 from lamina.linear.graph import components, numbered
-from lamina.surfaces.newton import even_subset, owners
-from lamina.surfaces.zero_set import Crossed, Function, crosses_sides, find, inside, project, roots, values, why_empty
+from lamina.surfaces.poisson_disk import even_subset, owners
+from lamina.surfaces.zero_set import (
+    CrossedCells,
+    Function,
+    crossed_cells,
+    crosses_sides,
+    in_box,
+    no_zero_set_found,
+    project,
+    roots,
+    values,
+)
 
-CANDIDATES = 6  # pieces for each sample, from which the samples are taken
-THIN, ASKED = 0.05, 2000  # share of the pieces, measured at so many of them, near an opposite sheet: take finer cells,
-FINEST = 4  # by up to this factor
+# Pieces for each sample, from which the samples are chosen: at half samples are spread less evenly, double takes twice
+# the time of the choice.
+CANDIDATES_PER_SAMPLE = 6
+# Cells are halved if more than this share of the pieces is nearer to an opposite sheet than the diagonal of a cell.
+# Chosen by trial: at half, surfaces with few thin places get four times the cells; at double, those places stay coarse.
+MAX_FACING_SHARE = 0.05
+# Pieces at which that share is measured: its standard error is then at most 0.005 at a share of 0.05.
+FACING_PROBES = 2000
+MAX_FINENESS = 4  # factor by which cells are at most finer than the samples need: two halvings, 16 times as many cells
+# Cosine between the normals of two pieces below which they face each other; 120 degrees, as in poisson_disk.
+MAX_FACING_COSINE = -0.5
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,7 @@ class ZeroSamples:
     normals: Tensor  # (m, 3)
     areas: Tensor  # (m,)
     component: Tensor  # (m,) int64
-    covering: float  # no point of the zero set is farther from the samples of its component
+    covering_radius: float  # no point of the zero set is farther from the samples of its component
     open: bool  # whether the box cuts it
 
 
@@ -42,7 +60,7 @@ def sample_zero_set(phi: Function, box: Tensor, samples: int, seed: int) -> Zero
     areas, part = triangle_areas(corners), flat.component[flat.triangles[:, 0]]
     drawn = points_in(corners, torch.rand(len(corners), 2, generator=generator, dtype=torch.float64).to(corners))
     p, n, label, weight = (v.cpu().numpy() for v in (drawn.double(), flat.normals, part, areas.double()))
-    some = _by_area(weight, CANDIDATES * samples, seed)
+    some = _by_area(weight, CANDIDATES_PER_SAMPLE * samples, seed)
     chosen = some[even_subset(p[some], n[some], label[some], samples, weight.sum(), seed)]
     chosen = torch.from_numpy(chosen).to(part)
     points, normals, usable = _settle(phi, box, drawn[chosen], flat, chosen)
@@ -53,7 +71,7 @@ def sample_zero_set(phi: Function, box: Tensor, samples: int, seed: int) -> Zero
             "give a phi that does not jump there (for occupancies, the logits)."
         )
     label = np.concatenate([component.cpu().numpy(), part.cpu().numpy()])
-    kept = np.isin(label, component.cpu().numpy())  # not the pieces of components without a sample
+    kept = np.isin(label, component.cpu().numpy())  # pieces of components without a sample are left out
     owner, gap = owners(np.concatenate([points.double().cpu().numpy(), p])[kept], label[kept], np.arange(len(points)))
     share = np.bincount(owner, np.concatenate([np.zeros(len(points)), weight])[kept], len(points))
     return ZeroSamples(
@@ -63,10 +81,10 @@ def sample_zero_set(phi: Function, box: Tensor, samples: int, seed: int) -> Zero
 
 
 def _by_area(weight: NDArray, count: int, seed: int) -> NDArray:
-    """At most count of the pieces, in proportion to their areas (t,)."""
+    """About count of the pieces, drawn in proportion to their areas (t,); all, if there are no more than that."""
     if len(weight) <= count:
         return np.arange(len(weight))
-    # Each stays with probability min(1, c weight), c such that count do.
+    # Each piece stays with probability min(1, c weight), where c is such that count pieces stay on average.
     c = count / weight.sum()
     for _ in range(8):
         c *= count / np.minimum(1, c * weight).sum()
@@ -88,29 +106,30 @@ class _Flat:
 
 
 def _resolved_pieces(phi: Function, box: Tensor, samples: int) -> _Flat:
-    """Pieces of cells no larger than the spacing of the samples, nor than the distance between opposite sheets."""
+    """Pieces of cells that are no larger than the spacing of the samples or the distance between opposite sheets."""
     finer = 1
     while True:
-        crossed = find(phi, box, samples * finer**2)
+        crossed = crossed_cells(phi, box, samples * finer**2)
         if not len(crossed.cell):
-            raise InputError(why_empty(phi, box))
+            raise InputError(no_zero_set_found(phi, box))
         flat = _flat_pieces(crossed, box)
-        if finer == FINEST or _thin_share(flat) <= THIN:
+        if finer == MAX_FINENESS or _thin_share(flat) <= MAX_FACING_SHARE:
             return flat
         finer *= 2
 
 
 def _thin_share(flat: _Flat) -> float:
-    """Share of (some of) the pieces nearer than the longest edge of a cell's tetrahedra to one that faces them."""
+    """Share of the pieces, measured at some of them, that face another piece within the diagonal of a cell."""
     centre = flat.vertices[flat.triangles].mean(1).double().cpu().numpy()
     normal = flat.normals.double().cpu().numpy()
-    rows = np.random.default_rng(0).permutation(len(centre))[:ASKED]
+    rows = np.random.default_rng(0).permutation(len(centre))[:FACING_PROBES]
     near = KDTree(centre).query_ball_point(centre[rows], 3**0.5 * flat.spacing)
-    faced = [bool((normal[others] @ normal[row] < -0.5).any()) for row, others in zip(rows, near, strict=True)]
+    pairs = zip(rows, near, strict=True)
+    faced = [bool((normal[others] @ normal[row] < MAX_FACING_COSINE).any()) for row, others in pairs]
     return float(np.mean(faced))
 
 
-def _flat_pieces(crossed: Crossed, box: Tensor) -> _Flat:
+def _flat_pieces(crossed: CrossedCells, box: Tensor) -> _Flat:
     pieces = cut_tetrahedra(crossed.corner, crossed.value)
     ends = crossed.position[pieces.ends]
     vertices = torch.lerp(ends[:, 0], ends[:, 1], pieces.fraction[:, None])
@@ -128,10 +147,10 @@ def _flat_pieces(crossed: Crossed, box: Tensor) -> _Flat:
 
 
 def _settle(phi: Function, box: Tensor, x: Tensor, flat: _Flat, piece: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Points of the zero set near points x (n, 3) of pieces (n,), normals there, and which (n,) are to be used.
+    """Points of the zero set near points x (n, 3) of pieces (n,), normals there, and which (n,) are usable.
 
-    Looked for along the normal of the piece within half a cell; where phi has one sign only there, on an edge of the
-    lattice that crosses the zero set. Then to the last digit along the gradient.
+    A point is first looked for along the normal of the piece, within half a cell. Where phi has only one sign there, it
+    is looked for on an edge of the lattice that crosses the zero set. Newton steps along the gradient follow.
     """
     step = 0.5 * flat.spacing * flat.normals[piece]
     a, b = (_into(box, v) for v in (x - step, x + step))
@@ -142,7 +161,7 @@ def _settle(phi: Function, box: Tensor, x: Tensor, flat: _Flat, piece: Tensor) -
     fa[other], fb[other] = flat.values[piece[other]].unbind(1)
     size = float((box[1] - box[0]).norm())
     points, normals, offset = project(phi, size, roots(phi, a, b, fa, fb), 1e-3 * flat.spacing, steps=3)
-    usable = offset.isfinite() & inside(box, points) & (dot(normals, normals) > 0.5)
+    usable = offset.isfinite() & in_box(box, points) & (dot(normals, normals) > 0.5)
     return points, normals, usable
 
 

@@ -1,7 +1,7 @@
 """The zero set of a function phi in a box (2, 3): which cells of a lattice it crosses, and where exactly.
 
-Only signs and values of phi are relied on to find it, so phi need not be a distance nor have a gradient of any
-particular length. Beyond the box phi is continued by its value at the nearest point of the box.
+The search uses only signs and values of phi, so phi need not be a distance and its gradient may have any length.
+Outside the box phi is continued by its value at the nearest point of the box.
 """
 
 from __future__ import annotations
@@ -18,19 +18,45 @@ from lamina.geometry.lattice import OCTANTS, Lattice, cell_keys, cells_of_keys
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.adjoint import first_order
 
-ROOT_CELLS = 32  # cells along the longest side of the box in which the zero set is first looked for
-FURTHER_LEVELS = 3  # halvings beyond the spacing asked for, where parts are thinner than the cells
-HIDDEN = 1e-3  # of the crossed cells: as many cells with a part inside that no corner notices make another halving
-MOST_CELLS = 2**22  # near the zero set; beyond, it is searched no finer
-ROOT_STEPS, LAST_STEP = 40, 3e-4
-# Rows a call of phi: on a CPU as many as keep the layers of a network in its cache, on a GPU enough to fill it.
-BATCH = {"cpu": 2**12, "cuda": 2**17}
+# Cells along the longest side of the box in which the zero set is first looked for. At half small parts of a surface
+# are missed more often; double evaluates phi at eight times as many points, 260,000.
+COARSEST_CELLS = 32
+# Halvings of the cells beyond the spacing that was asked for, where parts of the surface are thinner than the cells.
+# Each takes four times as many cells near the surface; with fewer, thin parts stay unseen.
+MAX_EXTRA_HALVINGS = 3
+# Cells are halved again while more than this share of the crossed cells hide a part of the surface: phi has one sign at
+# the corners and another at the centre. Chosen by trial: at half, few hidden parts cost four times as many cells more
+# often; at double, more of them stay unseen.
+MAX_HIDDEN_SHARE = 1e-3
+# Cells near the zero set beyond which they are not divided further, which bounds memory: at half large requests end in
+# coarser cells, at double they take twice the memory.
+MAX_NEAR_CELLS = 2**22
+# While no cell is crossed, an eighth of that must do: a surface that is not there would be searched for at full cost.
+UNCROSSED_CELLS_RATIO = 8
+MAX_ROOT_STEPS = 40  # of Chandrupatla's method: bisection alone reaches ROOT_TOLERANCE in 12
+# A root is left alone after a step shorter than this share of its segment. The method converges faster than linearly,
+# so the error left is far smaller than the step; half costs an evaluation of phi in some rows, double saves one.
+ROOT_TOLERANCE = 3e-4
+# But not before |phi| is below this share of its smaller value at the ends of the segment; chosen by trial.
+MAX_ROOT_VALUE_RATIO = 0.1
+# A direction is too close to the tangent plane for a Newton step along it if the cosine between it and the gradient is
+# less than this: the step would be a thousand times the distance to the zero set. Such points are not moved.
+MIN_SLOPE_COSINE = 1e-3
+# Newton's method along the gradient gives a row up when the share of the step that it takes falls to this, after five
+# reductions to a quarter. Half allows one more, double changes nothing.
+MIN_STEP_SHARE = 1e-3
+# Values of phi on the sides of the box that are less than this share of the largest one there count as zero, so that a
+# surface that just fits into its box is not taken for one that the box cuts. Chosen by trial.
+MAX_RELATIVE_SIDE_VALUE = 1e-6
+# Points given to phi in one call: on a CPU few enough to keep the layers of a network in its cache, on a GPU enough to
+# fill it.
+ZERO_SET_BATCH = {"cpu": 2**12, "cuda": 2**17}
 
 Function = Callable[[Tensor], Tensor]  # points (n, 3) -> values (n,) or (n, 1)
 
 
 def batches(x: Tensor) -> tuple[Tensor, ...]:
-    return x.split(BATCH.get(x.device.type, BATCH["cuda"]))
+    return x.split(ZERO_SET_BATCH.get(x.device.type, ZERO_SET_BATCH["cuda"]))
 
 
 def evaluate(phi: Function, y: Tensor) -> Tensor:
@@ -62,7 +88,7 @@ def value_and_gradient(phi: Function, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def carries_gradients(phi: Function, like: Tensor) -> bool:
-    """Whether phi depends on something that wants gradients, as the weights of a network in training do."""
+    """Whether phi depends on tensors that want gradients, as the weights of a network in training do."""
     with torch.enable_grad():
         value = phi(like.detach())
     return isinstance(value, Tensor) and value.requires_grad
@@ -78,22 +104,22 @@ def gradient_of(phi: Function, y: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def settled_once_more(phi: Function, x: Tensor, along: Tensor) -> Tensor:
-    """x (n, 3), on the zero set, after a last Newton step along directions (n, 3).
+def last_newton_step(phi: Function, x: Tensor, along: Tensor) -> Tensor:
+    """Points x (n, 3) of the zero set after a last Newton step along directions (n, 3).
 
-    It hardly moves, and carries the gradients: if phi or x changes, the root moves along the direction by
-    -(d phi) / (grad phi . direction), as the implicit function theorem says.
+    The step hardly moves x, but the result has gradients: when phi or x changes, the root moves along the direction by
+    -(d phi) / (grad phi . direction), by the implicit function theorem.
     """
     value = torch.cat([evaluate(phi, part) for part in batches(x)])
     _, gradient = value_and_gradient(phi, x)
     slope = dot(gradient, along.detach())
-    sound = slope.abs() > 1e-3 * (dot(gradient, gradient) * dot(along, along).detach()).sqrt()
+    sound = slope.abs() > MIN_SLOPE_COSINE * (dot(gradient, gradient) * dot(along, along).detach()).sqrt()
     step = torch.where(sound, value / torch.where(sound, slope, 1), 0)
     return first_order(x - step[:, None] * along.detach())
 
 
 def derivative(gradient: Tensor, z: Tensor, direction: Tensor) -> Tensor:
-    """Hessian times direction (n, 3), the gradient's derivative; zero for (piecewise) linear phi."""
+    """The Hessian of phi times direction (n, 3), from the gradient with its graph; zero for (piecewise) linear phi."""
     if not gradient.requires_grad:
         return torch.zeros_like(direction)
     (product,) = torch.autograd.grad(dot(gradient, direction).sum(), z, retain_graph=True, allow_unused=True)
@@ -101,15 +127,15 @@ def derivative(gradient: Tensor, z: Tensor, direction: Tensor) -> Tensor:
 
 
 def offset_to(value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Signed distance to the zero set to first order (n,), and unit normals (n, 3)."""
+    """Signed distances (n,) to the zero set, to first order, and unit normals (n, 3)."""
     return value / dot(gradient, gradient).sqrt(), unit(gradient)
 
 
 def project(phi: Function, size: float, y: Tensor, reach: float, steps: int = 20) -> tuple[Tensor, Tensor, Tensor]:
     """Newton's method for phi = 0 along the gradient, y <- y - phi grad phi / |grad phi|^2.
 
-    Steps are no longer than reach, and shortened until |phi| falls. Returns the points (n, 3), the
-    normals there (n, 3) and the distances (n,) that are left to first order.
+    Steps are at most reach long, and are shortened until |phi| falls. Returns the points (n, 3), the normals there
+    (n, 3) and, to first order, the distances (n,) that are left.
     """
     tolerance = 4 * torch.finfo(y.dtype).eps * size
     y = y.clone()
@@ -117,7 +143,7 @@ def project(phi: Function, size: float, y: Tensor, reach: float, steps: int = 20
     damping = torch.ones_like(value)
     for _ in range(steps):
         offset, normal = offset_to(value, gradient)
-        rows = ((offset.abs() > tolerance) & offset.isfinite() & (damping > 1e-3)).nonzero()[:, 0]
+        rows = ((offset.abs() > tolerance) & offset.isfinite() & (damping > MIN_STEP_SHARE)).nonzero()[:, 0]
         if len(rows) == 0:
             break
         move = (damping[rows] * offset[rows]).clamp(-reach, reach)
@@ -132,36 +158,36 @@ def project(phi: Function, size: float, y: Tensor, reach: float, steps: int = 20
 
 
 def roots(phi: Function, a: Tensor, b: Tensor, fa: Tensor, fb: Tensor) -> Tensor:
-    """Points (n, 3) with phi = 0 on the segments from a to b (n, 3), where phi has values fa, fb (n,) of other sign.
+    """Points (n, 3) with phi = 0 on the segments from a to b (n, 3), where phi has values fa, fb (n,) of opposite sign.
 
-    The method of Chandrupatla (1997): inverse quadratic interpolation where the last three values allow it, else a
-    bisection, so it cannot fail. It converges faster than linearly: a root is left alone after a step of less than
-    3e-4 of the segment, provided that phi has fallen by then.
+    The method of Chandrupatla (1997) interpolates by an inverse quadratic where the last three values allow it and
+    bisects otherwise, so it cannot fail. It converges faster than linearly: a root is left alone after a step of less
+    than 3e-4 of the segment, provided that |phi| has fallen to a tenth.
     """
     last, other, flast, fother = torch.ones_like(fa), torch.zeros_like(fa), fb.clone(), fa.clone()
-    fallen = 0.1 * torch.minimum(fa.abs(), fb.abs())
+    fallen = MAX_ROOT_VALUE_RATIO * torch.minimum(fa.abs(), fb.abs())
     t = fa / (fa - fb)
     rows = torch.arange(len(a), device=a.device)
-    for _ in range(ROOT_STEPS):
+    for _ in range(MAX_ROOT_STEPS):
         p, r, q, fr, fq = (v[rows] for v in (t, last, other, flast, fother))
         fp = values(phi, torch.lerp(a[rows], b[rows], p[:, None]))
-        beyond = (fp < 0) != (fr < 0)  # the root lies between p and q, r is beyond
+        beyond = (fp < 0) != (fr < 0)  # then the root lies between p and r: q and r change places
         r, q, fr, fq = (torch.where(beyond, v, w) for v, w in ((q, r), (r, q), (fq, fr), (fr, fq)))
         x, y = (p - q) / (r - q), (fp - fq) / (fr - fq)
         part = fp / (fq - fp) * fr / (fq - fr) + (r - p) / (q - p) * fp / (fr - fp) * fq / (fr - fq)
         part = torch.where((y**2 < x) & ((1 - y) ** 2 < 1 - x), part.clamp(0, 1), 0.5)
         after = torch.where(fp == 0, p, p + part * (q - p))
         last[rows], other[rows], flast[rows], fother[rows], t[rows] = p, q, fp, fq, after
-        unsure = (fp.abs() > fallen[rows]) & ((q - p).abs() > LAST_STEP)
-        rows = rows[((after - p).abs() > LAST_STEP) | unsure]
+        unsure = (fp.abs() > fallen[rows]) & ((q - p).abs() > ROOT_TOLERANCE)
+        rows = rows[((after - p).abs() > ROOT_TOLERANCE) | unsure]
         if not len(rows):
             break
     return torch.lerp(a, b, t[:, None])
 
 
 @dataclass(frozen=True)
-class Crossed:
-    """Cells of a lattice that the zero set crosses: phi has both signs at their corners."""
+class CrossedCells:
+    """Cells of a lattice that the zero set crosses: phi has both signs at the corners of each."""
 
     lattice: Lattice
     ijk: Tensor  # (n, 3) int64, nodes
@@ -175,11 +201,12 @@ class Crossed:
 
 
 class _Grid:
-    """The cells of a lattice that meet a box, and phi at their nodes as far as it is known."""
+    """The cells of a lattice that meet a box, and phi at those of their nodes where it has been evaluated."""
 
     def __init__(self, phi: Function, lattice: Lattice, box: Tensor) -> None:
         self.phi, self.lattice, self.box = phi, lattice, box
-        # A hair narrower, so that a box whose sides are planes of the lattice gets no cells beyond them.
+        # The box is taken 1e-9 cells smaller: where its sides are planes of the lattice, no cells beyond them belong to
+        # the grid.
         self.low = torch.floor((box[0] - lattice.origin) / lattice.spacing + 1e-9).long()
         self.count = torch.ceil((box[1] - lattice.origin) / lattice.spacing - 1e-9).long() - self.low
         self.key = torch.empty(0, dtype=torch.int64, device=box.device)
@@ -192,22 +219,22 @@ class _Grid:
         return ((cell >= self.low) & (cell < self.low + self.count)).all(-1)
 
     def keys(self, ijk: Tensor) -> Tensor:
-        """Of nodes or cells (..., 3) in the grid."""
+        """Keys (...) of nodes or cells (..., 3) in the grid."""
         return cell_keys((ijk - self.low).unbind(-1), self.count + 1)
 
     def from_keys(self, key: Tensor) -> Tensor:
         return cells_of_keys(key, self.count + 1) + self.low
 
     def corners(self, cell: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers (c, 8) of the corners of cells (c, 3) among the nodes known by then, and phi there (c, 8)."""
-        # Keys are linear: from a cell to its corners it is as far everywhere.
+        """Numbers (c, 8) of the corners of cells (c, 3) among the known nodes, and phi there (c, 8)."""
+        # Keys are linear in the indices: the differences between a cell and its corners are the same everywhere.
         key = self.keys(cell)[:, None] + self.keys(self.low + OCTANTS.to(cell.device))
         self._know(torch.unique(key))
         place = torch.searchsorted(self.key, key)
         return place, self.value[place]
 
     def _know(self, key: Tensor) -> None:
-        """Evaluate phi at those of the nodes (n,) where it is not known yet."""
+        """Evaluate phi at those nodes with keys (n,) where it is not known yet."""
         if len(self.key):
             place = torch.searchsorted(self.key, key).clamp_(max=len(self.key) - 1)
             key = key[self.key[place] != key]
@@ -220,12 +247,12 @@ class _Grid:
         self.value = torch.cat([self.value, value])[order]
 
 
-def follow(phi: Function, lattice: Lattice, box: Tensor, seeds: Tensor) -> Crossed:
-    """All crossed cells that are connected to those of seeds (s, 3) through faces that the zero set crosses."""
-    return _follow(_Grid(phi, lattice, box), seeds)
+def connected_crossed_cells(phi: Function, lattice: Lattice, box: Tensor, seeds: Tensor) -> CrossedCells:
+    """All crossed cells that are connected to cells of seeds (s, 3) through faces that the zero set crosses."""
+    return _connected(_Grid(phi, lattice, box), seeds)
 
 
-def _follow(grid: _Grid, seeds: Tensor) -> Crossed:
+def _connected(grid: _Grid, seeds: Tensor) -> CrossedCells:
     faces = torch.stack([OCTANTS[:, d] == side for d in range(3) for side in (0, 1)]).to(seeds.device)  # (6, 8)
     steps = torch.stack([sign * torch.eye(3, dtype=torch.int64)[d] for d in range(3) for sign in (-1, 1)])
     steps = steps.to(seeds.device)
@@ -245,18 +272,18 @@ def _follow(grid: _Grid, seeds: Tensor) -> Crossed:
         seen = torch.sort(torch.cat([seen, frontier])).values
     cell = torch.cat(crossed) if crossed else seeds[:0]
     corner = grid.corners(cell)[0] if len(cell) else cell.new_zeros(0, 8)
-    return Crossed(grid.lattice, grid.from_keys(grid.key), grid.value, cell, corner)
+    return CrossedCells(grid.lattice, grid.from_keys(grid.key), grid.value, cell, corner)
 
 
-def find(phi: Function, box: Tensor, pieces: float) -> Crossed:
-    """The crossed cells of a lattice in the box, of spacing at most sqrt(area / pieces), from coarse to fine.
+def crossed_cells(phi: Function, box: Tensor, pieces: float) -> CrossedCells:
+    """The crossed cells of a lattice in the box, of spacing at most sqrt(area / pieces), found from coarse to fine.
 
-    A cell is searched on if phi changes sign at its corners, or could vanish inside going by how much it varies from
-    corner to corner, |phi| <= |grad phi| times the cell's radius there: that finds parts smaller than a cell. Where phi
-    has another sign at the centre of a cell than at its corners, the cells are too large for a part of the surface,
-    and are halved up to three times more.
+    A cell is divided if phi changes sign at its corners or could vanish inside it. It could if |phi| <= |grad phi|
+    times the radius of the cell, where |grad phi| is estimated by how much phi varies from corner to corner: that finds
+    parts smaller than a cell. Where phi has another sign at the centre of a cell than at its corners, the cells are too
+    large for a part of the surface, and all are halved up to three times more.
     """
-    low, spacing = box[0], float((box[1] - box[0]).max()) / ROOT_CELLS
+    low, spacing = box[0], float((box[1] - box[0]).max()) / COARSEST_CELLS
     grid = _Grid(phi, Lattice(low, spacing), box)
     cell = grid.low + torch.cartesian_prod(*(torch.arange(int(n), device=low.device) for n in grid.count))
     further = 0
@@ -266,16 +293,18 @@ def find(phi: Function, box: Tensor, pieces: float) -> Crossed:
         mixed = negative.any(1) & ~negative.all(1)
         near = mixed | (value.abs().amin(1) <= 3**0.5 / 2 * _variation(corner, value, mixed))
         crossed = int(mixed.sum())
-        # Cells crossed by a plane of normal n number |n_1| + |n_2| + |n_3| to spacing^2, 3/2 on average.
-        wanted = math.sqrt(1.5 * pieces / crossed) if crossed else math.inf  # spacing over that asked for
+        # A plane of normal n crosses |n_1| + |n_2| + |n_3| cells for each spacing^2 of its area, 3/2 on average.
+        wanted = math.sqrt(1.5 * pieces / crossed) if crossed else math.inf  # the spacing over the one asked for
         if wanted <= 1:
             unnoticed = near & ~mixed
-            if further == FURTHER_LEVELS or _hidden(grid, cell[unnoticed], value[unnoticed]) <= HIDDEN * crossed:
+            if further == MAX_EXTRA_HALVINGS:
+                break
+            if _hidden(grid, cell[unnoticed], value[unnoticed]) <= MAX_HIDDEN_SHARE * crossed:
                 break
             further += 1
-        if int(near.sum()) > (MOST_CELLS if crossed else MOST_CELLS // 8):
+        if int(near.sum()) > (MAX_NEAR_CELLS if crossed else MAX_NEAR_CELLS // UNCROSSED_CELLS_RATIO):
             break
-        # Into three where that is just enough: halves would leave up to four times as many cells as are needed.
+        # Cells are divided in three where that is just enough: two halvings make up to four times the cells needed.
         parts = 3 if 2 < wanted <= 3 else 2
         spacing /= parts
         grid = _Grid(phi, Lattice(low, spacing), box)
@@ -283,12 +312,12 @@ def find(phi: Function, box: Tensor, pieces: float) -> Crossed:
         cell = (parts * cell[near][:, None] + children).reshape(-1, 3)
         cell = cell[grid.inside(cell)]
         if not len(cell):
-            return _follow(grid, cell)
-    return _follow(grid, cell[mixed])
+            return _connected(grid, cell)
+    return _connected(grid, cell[mixed])
 
 
 def _hidden(grid: _Grid, cell: Tensor, value: Tensor) -> int:
-    """How many of the cells (c, 3), with values (c, 8) of one sign at their corners, have another at the centre."""
+    """How many of the cells (c, 3), with values (c, 8) of one sign at their corners, have the other at their centre."""
     if not len(cell):
         return 0
     centre = grid.lattice.position(cell) + 0.5 * grid.lattice.spacing
@@ -296,9 +325,11 @@ def _hidden(grid: _Grid, cell: Tensor, value: Tensor) -> int:
 
 
 def _variation(corner: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
-    """Largest change (c,) of values (c, 8) at corners (c, 8) along the edges of each axis, these as a vector's length.
+    """How much values (c, 8) vary at corners (c, 8) of cells (c,): the largest change along the edges of each axis,
+    and of the three the length as a vector.
 
-    Also that of the neighbours that phi does not change sign in: round a small part amid a cell its corners agree.
+    A cell takes the largest variation of its neighbours in which phi does not change sign: around a part of the surface
+    that lies amid a cell, the corners of that cell agree.
     """
     cube = value.reshape(-1, 2, 2, 2)
     change = sum((cube.select(d, 0) - cube.select(d, 1)).flatten(1).abs().amax(1) ** 2 for d in (1, 2, 3)) ** 0.5
@@ -308,7 +339,8 @@ def _variation(corner: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
     return torch.maximum(change, at_node[corner].amax(1))
 
 
-def why_empty(phi: Function, box: Tensor) -> str:
+def no_zero_set_found(phi: Function, box: Tensor) -> str:
+    """The message for a box in which phi does not change sign."""
     sign = "negative" if bool((values(phi, box) < 0).all()) else "positive"
     return (
         f"phi is {sign} wherever it was evaluated inside bounds {box.tolist()}, where a surface "
@@ -316,16 +348,16 @@ def why_empty(phi: Function, box: Tensor) -> str:
     )
 
 
-def inside(box: Tensor, y: Tensor) -> Tensor:
+def in_box(box: Tensor, y: Tensor) -> Tensor:
     return ((y >= box[0]) & (y <= box[1])).all(1)
 
 
 def crosses_sides(phi: Function, box: Tensor) -> bool:
     """Whether phi changes sign on the sides of the box."""
-    t = torch.linspace(0, 1, 2 * ROOT_CELLS + 1, dtype=box.dtype, device=box.device)
+    t = torch.linspace(0, 1, 2 * COARSEST_CELLS + 1, dtype=box.dtype, device=box.device)
     u, v = (w.reshape(-1) for w in torch.meshgrid(t, t, indexing="ij"))
     ends = (torch.zeros_like(u), torch.ones_like(u))
     sides = [torch.stack([end, u, v], 1).roll(k, 1) for end in ends for k in range(3)]
     value = values(phi, torch.lerp(box[0], box[1], torch.cat(sides)))
-    level = 1e-6 * value.abs().max()  # a surface that just fits into its box is not cut by it
+    level = MAX_RELATIVE_SIDE_VALUE * value.abs().max()
     return bool((value < -level).any() and (value > level).any())

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
+from lamina.colours import as_floats, scale_of
 from lamina.errors import InputError
+from lamina.io.export import atomic_write
 from lamina.progress import progress
 from lamina.view.annotate import heading
-from lamina.view.colours import as_floats, scale_of
-from lamina.view.export import atomic_write
 from lamina.view.render import render
 
 KINDS = (".gif", ".mp4")

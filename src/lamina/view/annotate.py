@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from lamina.view.colours import Scale
+from lamina.colours import Scale
 from lamina.view.shade import legend
 
 BAR_LETTERS = 6.2  # room for the colour bar at the right edge, in letters

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lamina.errors import InputError
-from lamina.view.export import atomic_write
+from lamina.io.export import atomic_write
 
 Curve = tuple[Sequence[float], Sequence[float]]  # x and y
 COLOURS = ((63, 89, 176), (211, 84, 63), (47, 134, 109), (143, 19, 48), (120, 120, 128), (196, 140, 30))

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lamina.colours import CONTROLS, scale_of, table
 from lamina.view.camera import View, as_view, look_at
-from lamina.view.colours import CONTROLS, scale_of, table
 from lamina.view.normals import split_at_creases, unit
 from lamina.view.scene import Scene
 from lamina.view.surfels import surfels
@@ -45,7 +45,7 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         """Write it, whole or not at all."""
-        from lamina.view.export import atomic_write
+        from lamina.io.export import atomic_write
 
         atomic_write(path, lambda file: file.write(self.text.encode()))
         return Path(path)

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from lamina.colours import as_floats, scale_of
 from lamina.errors import InputError
+from lamina.io.export import atomic_write
 from lamina.view.annotate import BAR_LETTERS, annotate, heading, letter_height
 from lamina.view.camera import Camera, View, as_view, look_at
-from lamina.view.colours import as_floats, scale_of
-from lamina.view.export import atomic_write
 from lamina.view.normals import corner_normals, dot, unit
 from lamina.view.raster import barycentric, nearest_triangles
 from lamina.view.shade import Seen, shade

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from lamina.colours import as_floats
 from lamina.errors import InputError
-from lamina.view.colours import as_floats
+from lamina.io.solution_files import SavedSolution, read_solution
 
 if TYPE_CHECKING:
     from lamina.domain import Domain
@@ -106,9 +106,9 @@ def read_scene(path: str | Path) -> Scene:
                 "or a file."
             )
         return replace(read_scene(found), title=path.resolve().name)
-    kept = _read_kept(path) if path.is_file() else None
-    if kept is not None:
-        return kept
+    solution = read_solution(path) if path.is_file() else None
+    if solution is not None:
+        return _solution_scene(path, solution)
     from lamina.surfaces.files import load
 
     surface = load(str(path))
@@ -123,68 +123,11 @@ def read_scene(path: str | Path) -> Scene:
     )
 
 
-def _read_kept(path: Path) -> Scene | None:
-    """A file with values in it; None if it has none."""
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
-        return _read_npz(path)
-    return _read_ply(path) if suffix == ".ply" else None
-
-
-def _read_ply(path: Path) -> Scene | None:
-    from plyfile import PlyData, PlyParseError
-
-    # Faces of known length are read at once; a file with others, which lamina did not write, falls back to lamina.load.
-    lengths = {"face": {"vertex_indices": 3}}
-    try:
-        ply = PlyData.read(str(path), known_list_len=lengths)
-    except (PlyParseError, ValueError, OSError):
-        return None  # lamina.load says what is wrong with it
-    if "vertex" not in ply or ("face" in ply and "vertex_indices" not in ply["face"]):
-        return None
-    vertex = ply["vertex"]
-    held = [p.name for p in vertex.properties]
-    names = [name for name in held if name == "value" or name.removeprefix("value_").isdigit()]
-    if not names:
-        return None
-    times, facts = tuple(map(float, range(len(names)))), {}
-    for comment in ply.comments:
-        word, _, rest = comment.partition(" ")
-        if word == "times":
-            times = tuple(float(t) for t in rest.split())
-        elif word == "metadata":
-            facts = json.loads(rest)
-    faces = None
-    if "face" in ply and ply["face"].count:
-        faces = np.asarray(ply["face"]["vertex_indices"], dtype=np.int64).reshape(-1, 3)
-    normals = _columns(vertex, ("nx", "ny", "nz")) if {"nx", "ny", "nz"} <= set(held) else None
-    return _kept_scene(path, _columns(vertex, "xyz"), _columns(vertex, names).T, times, faces, normals, facts)
-
-
-def _columns(element: Any, names: Any) -> NDArray:
-    return np.stack([np.asarray(element[name], dtype=np.float64) for name in names], 1)
-
-
-def _read_npz(path: Path) -> Scene | None:
-    import zipfile
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not {"points", "values"} <= set(archive.files):
-                return None
-            held = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return None
-    values = held["values"].astype(np.float64)
-    values = values[None] if values.ndim == 1 else values.T
-    times = tuple(map(float, held["times"])) if "times" in held else tuple(map(float, range(len(values))))
-    facts = json.loads(str(held["metadata"])) if "metadata" in held else {}
-    return _kept_scene(path, held["points"], values, times, held.get("faces"), held.get("normals"), facts)
-
-
-def _kept_scene(path: Path, points, values, times, faces, normals, facts: dict[str, Any]) -> Scene:
+def _solution_scene(path: Path, solution: SavedSolution) -> Scene:
+    normals, metadata = solution.normals, solution.metadata
     if normals is not None and not normals.any():
-        normals = None  # Gaussians come with zeros
-    title = f"u on {facts['surface']}" if facts.get("surface") else path.stem
-    shown = {key: facts[key] for key in SHOWN_FACTS if key in facts}
-    return Scene(title, as_floats(points), as_floats(values), times, faces, normals, facts=shown)
+        normals = None  # files of Gaussians have zeros in the place of normals
+    title = f"u on {metadata['surface']}" if metadata.get("surface") else path.stem
+    shown = {key: metadata[key] for key in SHOWN_FACTS if key in metadata}
+    points, values = as_floats(solution.points), as_floats(solution.values)
+    return Scene(title, points, values, solution.times, solution.faces, normals, facts=shown)

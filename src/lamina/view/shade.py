@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from lamina.colours import Scale, encoded, linear, table
 from lamina.view.camera import Camera
-from lamina.view.colours import Scale, encoded, linear, table
 from lamina.view.normals import unit
 
 BACKGROUND = np.array([255, 255, 255]) / 255

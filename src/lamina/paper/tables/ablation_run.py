@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
+from lamina.io.export import atomic_write
 from lamina.paper.tables.ablation_networks import QUICK, Plan, measure
 from lamina.paper.tables.ablations import FULL, TABLES, TRAINED, Job, all_jobs
 from lamina.paper.tables.base import Row
 from lamina.paper.tables.record import plain
 from lamina.paper.tables.results import circumstances, write_results
-from lamina.view.export import atomic_write
 
 SOLVING = 20.0  # seconds kept for the solves that follow a training
 

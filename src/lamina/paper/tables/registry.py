@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from lamina.io.export import atomic_write
 from lamina.paper.tables import ablations, dirichlet, inverse, meshes, representations, spheres
 from lamina.paper.tables.base import Row, Setting, Table
 from lamina.paper.tables.results import circumstances, read_rows, write_results
-from lamina.view.export import atomic_write
 
 MODULES = (spheres, representations, meshes, dirichlet, inverse, ablations)
 TABLES: dict[str, Table] = {table.name: table for module in MODULES for table in module.TABLES}

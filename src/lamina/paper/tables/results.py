@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lamina.io.export import atomic_write
 from lamina.paper.tables.base import Row, Setting, Table
 from lamina.paper.tables.definitions import markdown
 from lamina.paper.tables.record import machine, now, plain, versions
-from lamina.view.export import atomic_write
 
 
 def circumstances(command: str, **more: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from scipy.interpolate import PchipInterpolator
 
 from lamina.errors import InputError
 
-MISSING = (168, 168, 172)  # where a value is not finite
+MISSING = (168, 168, 172)  # the grey of values that are not finite
 
 # None goes to black, so that shading stays visible on every colour. Lightness rises along the sequential maps; it rises
 # to the middle of the diverging ones and falls after it; it falls to the middle of the cyclic one, which ends where it
@@ -32,9 +32,12 @@ CONTROLS = {
 }
 # For values of both signs: symmetric about zero unless limits are given.
 DIVERGING = ("diverging", "purple-green")
+# Values of both signs get a diverging map if the range on the smaller side is at least this share of the larger one. At
+# half a few values below zero already change the map; at double waves about a positive mean stay sequential.
+MIN_SMALLER_SIDE = 0.2
 # Maps whose middle is a colour of its own, at equal distance from both ends.
 CENTRED = (*DIVERGING, "cyclic")
-_SIZE = 1024
+_MAP_STEPS = 1024
 
 _LMS = np.array(
     [
@@ -70,7 +73,7 @@ class Scale:
         """sRGB bytes (..., 3) of values (...)."""
         fraction = self.fraction(np.asarray(values, dtype=np.float64))
         missing = ~np.isfinite(values)
-        index = np.rint(np.where(missing, 0, fraction) * (_SIZE - 1)).astype(np.intp)
+        index = np.rint(np.where(missing, 0, fraction) * (_MAP_STEPS - 1)).astype(np.intp)
         colours = table(self.map)[index]
         colours[missing] = MISSING
         return colours
@@ -99,7 +102,7 @@ def scale_of(values: ArrayLike, map: str = "auto", low: float | None = None, hig
     bottom = smallest if low is None else float(low)
     top = largest if high is None else float(high)
     if map == "auto":
-        both = bottom < 0 < top and min(-bottom, top) >= 0.2 * max(-bottom, top)
+        both = bottom < 0 < top and min(-bottom, top) >= MIN_SMALLER_SIDE * max(-bottom, top)
         map = "diverging" if both else "sequential"
     if map in DIVERGING and low is None and high is None:
         top = max(abs(bottom), abs(top))
@@ -119,13 +122,13 @@ def table(map: str) -> NDArray[np.uint8]:
     controls = oklab(np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in CONTROLS[map]]) / 255)
     knots = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(controls, axis=0), axis=1))])
     # pchip keeps lightness monotone between controls; the resampling makes the speed constant.
-    curve = PchipInterpolator(knots, controls)(np.linspace(0, knots[-1], 8 * _SIZE))
+    curve = PchipInterpolator(knots, controls)(np.linspace(0, knots[-1], 8 * _MAP_STEPS))
     length = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(curve, axis=0), axis=1))])
     if map in CENTRED:
         middle = np.interp(knots[len(knots) // 2], np.linspace(0, knots[-1], len(length)), length)
-        stops = np.interp(np.linspace(0, 2, _SIZE), [0, 1, 2], [0, middle, length[-1]])
+        stops = np.interp(np.linspace(0, 2, _MAP_STEPS), [0, 1, 2], [0, middle, length[-1]])
     else:
-        stops = np.linspace(0, length[-1], _SIZE)
+        stops = np.linspace(0, length[-1], _MAP_STEPS)
     even = np.stack([np.interp(stops, length, channel) for channel in curve.T], 1)
     result = np.rint(255 * srgb(even)).astype(np.uint8)
     result.setflags(write=False)

@@ -1,9 +1,9 @@
-"""Neural fields in files that others wrote: perceptrons as arrays, without a word of code.
+"""Networks of the tensors that files of others hold: arrays or state dicts are put in order as layers of a perceptron.
 
-Read are arrays W0, b0, W1, ... (out x in), optionally with `activation`, `omega0`, `output`; arrays `0000.dense.A`
-(in x out), `0001.relu._` and so on (Sharp and Jacobson 2022, "Spelunking the deep"); and state dicts of torch, whose
-linear layers are taken in order, with weight norm resolved (Salimans and Kingma 2016). What a file does not say, the
-activation above all, is assumed, and a note says so.
+Three layouts are known. Arrays W0, b0, W1, ... (out x in), optionally with `activation`, `omega0` and `output`. Arrays
+`0000.dense.A` (in x out), `0001.relu._` and so on (Sharp and Jacobson 2022, "Spelunking the deep"). State dicts of
+torch, whose linear layers are taken in order, after weight norm has been applied (Salimans and Kingma 2016). What a
+file does not say, above all the activation, is assumed by lamina.surfaces.neural, and a note says so.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ import torch
 from torch import Tensor
 
 from lamina.io.formats import FormatError
-from lamina.surfaces.fields import ACTIVATIONS, OUTPUTS, Field, FieldConfig, LatentDecoder, Perceptron
+from lamina.surfaces.fields import FIELD_ACTIVATIONS, OUTPUTS, Field, FieldConfig, LatentDecoder, Perceptron
 
-DENSE = re.compile(r"(\d+)\.(\w+)\.(\w+)")
-OTHERWISE = "any torch module is a surface through Python: lamina.Implicit(module, bounds)"
+LAYER_ARRAY = re.compile(r"(\d+)\.(\w+)\.(\w+)")  # number, kind and part: 0000.dense.A
+USE_PYTHON = "any torch module is a surface through Python: lamina.Implicit(module, bounds)"
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Linear layers in order, and what the file says besides. None: it does not say."""
+    """Linear layers in order, and what else the file says. None stands for what the file does not say."""
 
     weights: list[Tensor]  # (out, in) each
     biases: list[Tensor]  # (out,) each
-    layout: str  # what the file was recognised as
+    layout: str  # what lamina recognised the file as, in words
     activation: str | None = None
     omega: float | None = None
     output: tuple[str, ...] | None = None
     norms: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # weight and bias of LayerNorms
     codes: Tensor | None = None  # (k, L) latent codes that came with them
-    more: dict[str, Any] = field(default_factory=dict)  # entries of FieldConfig that the file states
+    config_entries: dict[str, Any] = field(default_factory=dict)  # entries of FieldConfig that the file states
 
 
-def is_field(names: list[str]) -> bool:
+def are_layers(names: list[str]) -> bool:
     """Whether arrays of these names are the layers of a perceptron."""
-    return "W0" in names or any(DENSE.fullmatch(name) for name in names)
+    return "W0" in names or any(LAYER_ARRAY.fullmatch(name) for name in names)
 
 
 def layers_of_arrays(arrays: Mapping[str, np.ndarray]) -> Layers:
+    """The layers in arrays by name, of which `are_layers` is true."""
     if "W0" in arrays:
-        return _numbered(arrays)
-    return _queries(arrays)
+        return _layers_of_numbered(arrays)
+    return _layers_of_named(arrays)
 
 
-def _numbered(arrays: Mapping[str, np.ndarray]) -> Layers:
+def _layers_of_numbered(arrays: Mapping[str, np.ndarray]) -> Layers:
     count = sum(bool(re.fullmatch(r"W\d+", name)) for name in arrays)
     missing = [name for i in range(count) for name in (f"W{i}", f"b{i}") if name not in arrays]
     if missing:
@@ -68,8 +69,9 @@ def _numbered(arrays: Mapping[str, np.ndarray]) -> Layers:
     )
 
 
-def _queries(arrays: Mapping[str, np.ndarray]) -> Layers:
-    found = sorted((int(m[1]), m[2], m[3], m[0]) for m in map(DENSE.fullmatch, arrays) if m)
+def _layers_of_named(arrays: Mapping[str, np.ndarray]) -> Layers:
+    """From arrays 0000.dense.A, 0000.dense.b, 0001.relu._, ..."""
+    found = sorted((int(m[1]), m[2], m[3], m[0]) for m in map(LAYER_ARRAY.fullmatch, arrays) if m)
     kinds = [kind for _, kind in sorted({(index, kind) for index, kind, _, _ in found})]
     if kinds and kinds[-1] == "squeeze_last":
         kinds = kinds[:-1]
@@ -78,9 +80,9 @@ def _queries(arrays: Mapping[str, np.ndarray]) -> Layers:
         output = (kinds.pop(), *output)
     hidden = set(kinds[1::2])
     regular = kinds[::2] == ["dense"] * (len(kinds) // 2 + 1) and len(hidden) <= 1 and len(kinds) % 2 == 1
-    if not regular or not hidden <= set(ACTIVATIONS):
-        odd = next((k for k in kinds if k != "dense" and k not in ACTIVATIONS), "an order of its own")
-        raise FormatError(f"its layers have {odd[:40]!r}; expected dense layers and one activation; {OTHERWISE}")
+    if not regular or not hidden <= set(FIELD_ACTIVATIONS):
+        odd = next((k for k in kinds if k != "dense" and k not in FIELD_ACTIVATIONS), "an order of its own")
+        raise FormatError(f"its layers have {odd[:40]!r}; expected dense layers and one activation; {USE_PYTHON}")
     parts = {(index, part): _tensor(arrays[key], key) for index, kind, part, key in found if kind == "dense"}
     order = sorted({index for index, _ in parts})
     if any((index, part) not in parts for index in order for part in "Ab"):
@@ -96,28 +98,28 @@ def _queries(arrays: Mapping[str, np.ndarray]) -> Layers:
 
 def layers_of_state(state: Mapping[str, Tensor]) -> Layers:
     """The linear layers of a state dict: in the order of the file, or else by the numbers in their names."""
-    state = resolved(state)
+    state = without_weight_norm(state)
     wide = next((name for name, value in state.items() if name.endswith("weight") and value.ndim > 2), None)
     if wide is not None:
-        raise FormatError(f"its {wide[:60]!r} is no linear layer; {OTHERWISE}")
+        raise FormatError(f"its {wide[:60]!r} is no linear layer; {USE_PYTHON}")
     if any("running_mean" in name for name in state):
-        raise FormatError(f"it has batch norms, which are not read; {OTHERWISE}")
+        raise FormatError(f"it has batch norms, which are not read; {USE_PYTHON}")
     names = [name for name, value in state.items() if name.endswith("weight") and value.ndim == 2]
     if not names:
         raise FormatError(f"it holds {', '.join(list(state)[:4])[:80] or 'nothing'} but no linear layers")
-    for order in (names, sorted(names, key=_natural)):
+    for order in (names, sorted(names, key=_with_numbers)):
         weights = [state[name].detach() for name in order]
-        if _chained(weights):
+        if _follow_each_other(weights):
             break
     else:
         shapes = ", ".join(f"{tuple(state[name].shape)}" for name in names[:4])
-        raise FormatError(f"its layers {shapes}, ... do not follow one another to a single value; {OTHERWISE}")
+        raise FormatError(f"its layers {shapes}, ... do not follow one another to a single value; {USE_PYTHON}")
     biases = [state.get(name.removesuffix("weight") + "bias") for name in order]
     biases = [w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)]
     return Layers(weights, biases, f"state dict {order[0][:40]}, ...")
 
 
-def resolved(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state with weight norm applied: w = g v / |v|, rows of v (out, in) by the entries of g (out, 1)."""
     pairs = (("weight_g", "weight_v"), ("parametrizations.weight.original0", "parametrizations.weight.original1"))
     out: dict[str, Tensor] = {}
@@ -136,17 +138,17 @@ def resolved(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _chained(weights: list[Tensor]) -> bool:
-    """Whether each layer takes what the one before gives, with or without the input again."""
+def _follow_each_other(weights: list[Tensor]) -> bool:
+    """Whether each layer takes the outputs of the layer before it, alone or together with the input of the first."""
     first = weights[0].shape[1]
     steps = (b.shape[1] - a.shape[0] in (0, 3, first) for a, b in pairwise(weights))
     return len(weights) > 1 and first >= 3 and weights[-1].shape[0] == 1 and all(steps)
 
 
-def build(layers: Layers, given: Mapping[str, Any]) -> Field:
-    """The field of some layers, and what the user says of it: entries of FieldConfig, and `latent`."""
+def field_of_layers(layers: Layers, given: Mapping[str, Any]) -> Field:
+    """The field of some layers; given: what the user says of it, as entries of FieldConfig, and `latent`."""
     weights, biases = layers.weights, layers.biases
-    if not _chained(weights) or any(b.shape != w.shape[:1] for w, b in zip(weights, biases, strict=True)):
+    if not _follow_each_other(weights) or any(b.shape != w.shape[:1] for w, b in zip(weights, biases, strict=True)):
         shapes = ", ".join(str(tuple(w.shape)) for w in weights[:4])
         raise FormatError(f"its layers {shapes}, ... do not follow one another from coordinates to a single value")
     if not all(bool(torch.isfinite(t).all()) for t in (*weights, *biases)):
@@ -156,11 +158,11 @@ def build(layers: Layers, given: Mapping[str, Any]) -> Field:
     skips = tuple(i for i, more in enumerate(extra, 1) if more == latent + 3)
     rest = {more for more in extra if more != latent + 3}
     if rest not in (set(), {0}, {3}):
-        raise FormatError(f"some of its layers see the coordinates again and others do not; {OTHERWISE}")
+        raise FormatError(f"some of its layers see the coordinates again and others do not; {USE_PYTHON}")
     config = FieldConfig(
         widths=tuple(len(w) for w in weights[:-1]), latent=latent, skips=skips, points_in_all=rest == {3},
         norms=tuple(layers.norms), activation=layers.activation or "relu",
-        omega=1.0 if layers.omega is None else layers.omega, output=layers.output or (), **layers.more,
+        omega=1.0 if layers.omega is None else layers.omega, output=layers.output or (), **layers.config_entries,
     )  # fmt: skip
     config = replace(config, **{key: value for key, value in given.items() if key != "latent"})
     net = Perceptron(config).double()
@@ -176,11 +178,11 @@ def build(layers: Layers, given: Mapping[str, Any]) -> Field:
         if given.get("latent") is not None:
             raise FormatError("it takes the coordinates alone; leave out the latent code")
         return net.requires_grad_(False).eval()
-    return decoder(net, layers.codes, given.get("latent")).requires_grad_(False).eval()
+    return with_code(net, layers.codes, given.get("latent")).requires_grad_(False).eval()
 
 
-def decoder(net: Perceptron, codes: Tensor | None, latent: int | Tensor | None) -> LatentDecoder:
-    """The net with one of its codes, by number, or with the code given."""
+def with_code(net: Perceptron, codes: Tensor | None, latent: int | Tensor | None) -> LatentDecoder:
+    """The net with one of its codes (k, L), chosen by its number, or with a code that is given itself."""
     length = net.config.latent
     if isinstance(latent, Tensor):
         if latent.shape[-1:] != (length,):
@@ -189,13 +191,13 @@ def decoder(net: Perceptron, codes: Tensor | None, latent: int | Tensor | None) 
     if codes is None:
         raise FormatError(
             f"its first layer takes {length + 3} numbers, {length} besides the coordinates; give that latent code, or, "
-            f"if they encode the coordinates: {OTHERWISE}"
+            f"if they encode the coordinates: {USE_PYTHON}"
         )
     return LatentDecoder(net, codes.double(), latent or 0)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts net.10 behind net.9."""
+def _with_numbers(name: str) -> list[tuple[int, str]]:
+    """A key that sorts net.10 behind net.9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

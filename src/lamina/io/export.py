@@ -1,4 +1,4 @@
-"""Solutions to files: PLY for viewers, NPZ for numpy, VTU for ParaView, splats as splats; whole or not at all."""
+"""Writers of solutions: PLY for viewers, NPZ for numpy, VTU for ParaView, formats of splats for splats."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeGuard
+from typing import TYPE_CHECKING, Any, BinaryIO
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lamina.colours import as_floats, colourise
 from lamina.errors import InputError
-from lamina.view.colours import as_floats, colourise
 
 if TYPE_CHECKING:
     from lamina.io.splat_files import SplatData
-    from lamina.surfaces.splats import Splats
+
+MIN_OPACITY = 1e-7  # that is written, and at most 1 less this: the logits of 0 and 1 are not finite
 
 
 def save(
@@ -79,8 +80,8 @@ def save_splats(
         atomic_write(path, lambda file: file.write(data))
         return Path(path)
     harmonics = (splats.colours - 0.5) / SH_0 if splats.harmonics is None else splats.harmonics
-    discs = not splats.scales[:, 2].any()  # whose files have no third scale
-    opacity = splats.opacities.astype(np.float64).clip(1e-7, 1 - 1e-7)
+    discs = not splats.scales[:, 2].any()  # files of discs have no third scale
+    opacity = splats.opacities.astype(np.float64).clip(MIN_OPACITY, 1 - MIN_OPACITY)
     with np.errstate(divide="ignore", invalid="ignore"):
         scales = np.log(splats.scales[:, : 2 if discs else 3].astype(np.float64))
     normals = ("nx", "ny", "nz")
@@ -108,24 +109,11 @@ def splat_form(path: str | Path) -> str | None:
     return max(found, key=len)[1:] if found else None
 
 
-def writes_splats(surface: Any, path: str | Path) -> TypeGuard[Splats]:
-    """Whether a field on the surface is written to the path as Gaussians.
-
-    Raises InputError, with the extensions that can be written, if the path has none of them.
-    """
-    from lamina.surfaces.splats import Splats
-
-    forms = SPLAT_FORMS if isinstance(surface, Splats) else ()
+def check_extension(path: str | Path, *, splats: bool = False) -> None:
+    """Raise InputError, with the extensions that can be written, if the path has none of them."""
+    forms = SPLAT_FORMS if splats else ()
     if not (forms and splat_form(path)) and Path(path).suffix.lower() not in _WRITERS:
         raise InputError(_unknown(path, list(dict.fromkeys([*forms, *_WRITERS, ".html"]))))
-    return bool(forms) and splat_form(path) is not None
-
-
-def own_files(surface: Any) -> list[str]:
-    """The endings of files, beside .ply, in which Gaussians came and go back; none for other surfaces."""
-    from lamina.surfaces.splats import Splats
-
-    return [surface.data.form] if isinstance(surface, Splats) and surface.data.form != "ply" else []
 
 
 def _unknown(path: str | Path, known: Sequence[str]) -> str:
@@ -137,9 +125,9 @@ def _named(names: Sequence[str], table: NDArray) -> list[tuple[str, NDArray]]:
 
 
 def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call write(file) on a temporary file beside `path`, which takes its name only once complete.
+    """Call write(file) on a temporary file beside `path`, which gets the name `path` when it is complete.
 
-    Missing folders are made. When `write` raises, the temporary file goes and an older file stays as it was.
+    Missing folders are made. If `write` raises, the temporary file is removed and an older file stays as it was.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -157,7 +145,7 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 class _Field:
-    """The arrays of a file, as numpy arrays of agreeing sizes."""
+    """The arrays of a file, as numpy arrays whose sizes were checked against each other."""
 
     def __init__(self, points, values, faces, normals, colours, metadata, areas=None) -> None:
         self.points = as_floats(points)
