@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import InputError
-from lamina.fits.surface_fit import Cloud
 from lamina.fits.splat_samples import SplatSamples, sample_surface
+from lamina.fits.surface_fit import Cloud
 from lamina.fits.visibility import Gaussians
 from lamina.geometry.triangles import dot
 from lamina.io.export import check_extension, splat_form
