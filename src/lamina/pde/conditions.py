@@ -1,4 +1,4 @@
-"""Boundary conditions: what a solution is held to on the rims of a surface, and on curves and points inside it."""
+"""Conditions on a solution: on the rims of a surface, and on curves, points and parts inside it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.expression import as_data, parse
 
-# A number, values (m,) at domain.points (or (k,) at the k points of a polyline), a function of points (n, 3), or of
-# points and time, or a formula in x, y, z and t.
+# A number, values (m,) at domain.points (or values (k,) at the points of a polyline), a function of points (n, 3), a
+# function of points and time, or a formula in x, y, z and t.
 Value = float | str | Tensor | Callable[..., Tensor]
-# "rim"; the number of one of its loops; points (k, 3) of a polyline; Points; a formula in x, y, z; or a function of
-# points (n, 3) with truth values, the part of the rim or of the surface where it holds, or real ones, the curve on the
-# surface where it vanishes.
+# "rim", the number of a loop of the rim, points (k, 3) of a polyline, Points, a formula, or a function of points (n,
+# 3): see Condition.
 Where = Any
 
 
@@ -48,7 +47,7 @@ class Points:
     points: Tensor
 
     def checked(self) -> Tensor:
-        """The points (p, 3). Raises InputError if they are not."""
+        """The points (p, 3). Raises InputError if they are not points."""
         points = _array(self.points)
         if points is None or points.shape[-1:] != (3,) or points.ndim > 2 or not len(points):
             shape = "no points" if points is None else f"shape {tuple(points.shape)}"
@@ -59,7 +58,7 @@ class Points:
 
 
 def _array(data: Any) -> Tensor | None:
-    """data as a floating-point tensor; None if it is none."""
+    """data as a floating-point tensor; None if this is impossible."""
     try:
         found = data if isinstance(data, Tensor) else torch.from_numpy(np.asarray(data, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError):
@@ -67,16 +66,18 @@ def _array(data: Any) -> Tensor | None:
     return found if found.is_floating_point() else found.double()
 
 
-# What may be held inside a surface, for messages.
+# The places inside a surface where a condition may hold, for messages.
 INSIDE = (
     'a formula or function ("z > 0.5" is that part of the surface, "z - 0.5" the curve where it vanishes), a polyline '
     "of points (k, 3), or lamina.Points"
 )
 
 
-def place(text: str) -> str | Callable[[Tensor], Tensor]:
-    """ "rim", or the function that a formula such as "z > 0" or "z - 0.3" stands for: with truth values if it is a
-    comparison, with real ones if not. Raises InputError, as the rest of a sentence, if it is neither."""
+def read_place(text: str) -> str | Callable[[Tensor], Tensor]:
+    """ "rim", or the function that a formula stands for: with truth values for "z > 0", with real values for "z - 0.3".
+
+    Raises InputError, whose message is the rest of a sentence, if the text is neither.
+    """
     if text.strip() == "rim":
         return "rim"
     try:
@@ -117,11 +118,12 @@ class Condition:
 
     @property
     def name(self) -> str:
+        """The name of the kind of condition."""
         return type(self).__name__
 
     @cached_property
     def line(self) -> Tensor | None:
-        """`where`, if it is a polyline (k, 3). Raises InputError if it is nothing that could be a place."""
+        """`where` if it is a polyline (k, 3), otherwise None. Raises InputError if it is not a place at all."""
         if isinstance(self.where, str | int | Points) or callable(self.where):
             return None
         found = None if self.where is None else _array(self.where)
@@ -136,13 +138,13 @@ class Condition:
         return found
 
     def read(self) -> Condition:
-        """The condition with functions for its formulas. Raises InputError, as the rest of a sentence."""
-        where = place(self.where) if isinstance(self.where, str) else self.where
+        """The condition with functions instead of formulas. Raises InputError, with the rest of a sentence."""
+        where = read_place(self.where) if isinstance(self.where, str) else self.where
         value = as_data(self.value, "has a value", time=True) if isinstance(self.value, str) else self.value
         return self if where is self.where and value is self.value else replace(self, where=where, value=value)
 
     def check(self) -> None:
-        """Raises InputError for a place or a value that is none, as the rest of a sentence."""
+        """Raise InputError, with the rest of a sentence, if the place or the value is invalid."""
         _ = self.line
         if isinstance(self.where, Points):
             self.where.checked()
@@ -151,7 +153,7 @@ class Condition:
             raise InputError(f"has the value {self.value!r}; expected a number, a formula, an array or a function.")
 
     def same_place(self, other: Condition) -> bool:
-        """Whether both are given the same place, in the same way; other overlaps show on the rim only."""
+        """Whether both are given the same place in the same way. Other overlaps are found on the rim only."""
         if self.where is other.where and not isinstance(self.where, str | int):
             return True
         if isinstance(self.where, Points) and isinstance(other.where, Points):
@@ -161,7 +163,7 @@ class Condition:
 
     @property
     def test(self) -> Callable[[Tensor], Tensor] | None:
-        """`where`, if it is a function."""
+        """`where` if it is a function, otherwise None."""
         return cast("Callable[[Tensor], Tensor]", self.where) if callable(self.where) else None
 
 
@@ -249,6 +251,7 @@ class Robin(Condition):
 
 
 def checked(conditions: Sequence[Condition] | Condition | None) -> list[Condition]:
+    """The conditions as a list, with functions instead of formulas. Raises InputError if one is invalid."""
     if conditions is None:
         return []
     if not isinstance(conditions, Condition | list | tuple):
@@ -270,7 +273,7 @@ def checked(conditions: Sequence[Condition] | Condition | None) -> list[Conditio
 
 
 def depends_on_time(value: Value) -> bool:
-    """Whether a value is a function of points and time."""
+    """Whether a value is a function of points and time, rather than of points only."""
     if not callable(value):
         return False
     try:
