@@ -151,7 +151,7 @@ def test_network_of_fits(k, dtype):
         assert fits_there(network.cuda(), there)
         found = network(there)
         network.cpu()
-    for name, bound in (("share", 1e-3), ("log_error", 1e-3), ("vote", 1e-4), ("off", 1e-2)):
+    for name, bound in (("share", 1e-3), ("log_error", 1e-3), ("vote", 1e-4), ("outlier_logit", 1e-2)):
         assert (getattr(found, name).cpu() - getattr(expected, name)).abs().max() < bound
     for name in ("centres", "frames", "coefficients"):
         assert (getattr(found.quadrics, name).cpu() - getattr(expected.quadrics, name)).abs().max() < 1e-3

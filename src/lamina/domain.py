@@ -6,7 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -427,6 +427,7 @@ class Domain:
         moved = Domain(self.surface, self.spacing, order=self.order, origin=self._origin, device=device, dtype=dtype,
                        show_progress=False, **self._requested)  # fmt: skip
         moved.order_reason = self.order_reason
+        moved.reconstruction = replace(moved.reconstruction, reason=self.reconstruction.reason)
         return moved
 
     def __deepcopy__(self, memo: dict[int, object]) -> Domain:
@@ -458,7 +459,7 @@ class Domain:
         False
         """
         if seams is not None:
-            warnings.warn("seams= is called curves= now.", FutureWarning, stacklevel=2)
+            warnings.warn("cut_along(seams=...) is cut_along(curves) now.", FutureWarning, stacklevel=2)
         curves = curves or seams or NO_CURVES
         return cut_surface(self.geometry, self.lattice, curves=curves, degree=self.cut.degree)
 

@@ -67,7 +67,7 @@ def _array(data: Any) -> Tensor | None:
 
 
 # The places inside a surface where a condition may hold, for messages.
-INSIDE = (
+PLACES_INSIDE = (
     'a formula or function ("z > 0.5" is that part of the surface, "z - 0.5" the curve where it vanishes), a polyline '
     "of points (k, 3), or lamina.Points"
 )
@@ -85,7 +85,7 @@ def read_place(text: str) -> str | Callable[[Tensor], Tensor]:
     except InputError as error:
         raise InputError(
             f'holds on {text!r}; expected "rim", where the surface ends (a closed one has no rim), the number of one '
-            f"of its loops, {INSIDE}. As a formula it cannot be read: {error}"
+            f"of its loops, {PLACES_INSIDE}. As a formula it cannot be read: {error}"
         ) from None
     return found.holds if found.is_comparison else found
 

@@ -25,6 +25,9 @@ from lamina.progress import progress
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 
+# Two moments count as the same if they differ by at most this share of the whole time, which is rounding.
+SAME_MOMENT = 1e-9
+
 
 @in_own_precision
 def heat(
@@ -169,7 +172,7 @@ def _moments(time: float, times: Sequence[float] | None, frames: int = 0) -> lis
     asked = {float(t) for t in (times or ())} | {float(time)}
     for i in range(1, frames):
         moment = time * (i / (frames - 1))
-        if min(abs(moment - t) for t in asked) > 1e-9 * time:  # not the same one, rounded otherwise
+        if min(abs(moment - t) for t in asked) > SAME_MOMENT * time:
             asked.add(moment)
     moments = sorted(asked)
     if moments[0] <= 0 or moments[-1] > time:

@@ -49,6 +49,14 @@ MIN_SCALE_RATIO = 1e-3
 # anyway.
 MIN_ERROR_RATIO = 1e-8
 
+# A moment is reached if the time is at most this share before it: the sum of many steps is rounded.
+TIME_ROUNDING = 1e-12
+# The last step before a moment may exceed the proposed step by this share, so that no tiny step remains.
+MAX_STEP_EXCESS = 1e-9
+# The next step may grow only after a step of at least this share of the proposed one. A step that was shortened to
+# end at a moment says nothing about longer steps.
+FULL_STEP = 0.99
+
 
 @dataclass
 class Run:
@@ -113,11 +121,11 @@ def _adaptive(stepper: Stepper, u: Tensor, moments: list[float], settings: Setti
     scale = scheme.norm(u) or 1.0
     for moment in moments:
         run.taken.append([])
-        while t < moment * (1 - 1e-12):
+        while t < moment * (1 - TIME_ROUNDING):
             remaining = moment - t
             dt = (
                 remaining
-                if remaining <= proposed * (1 + 1e-9)
+                if remaining <= proposed * (1 + MAX_STEP_EXCESS)
                 else min(proposed, remaining / 2 if fixed is None else proposed)
             )
             new, new_slope, error = stepper.step(state, slope, t, dt, cost)
@@ -133,7 +141,7 @@ def _adaptive(stepper: Stepper, u: Tensor, moments: list[float], settings: Setti
             state, slope, t = new, new_slope, t + dt
             scale = max(scheme.norm(_unknowns(state)), MIN_SCALE_RATIO * scale)
             run.steps += 1
-            if fixed is None and dt >= 0.99 * proposed:
+            if fixed is None and dt >= FULL_STEP * proposed:
                 wanted = STEP_SAFETY_FACTOR * max(ratio, MIN_ERROR_RATIO) ** (-1 / 3)
                 proposed = dt * max(1.0, _rounded_ratio(min(MAX_STEP_RATIO, wanted)))
             settings.update(t / end, f"{run.steps} steps")

@@ -13,7 +13,7 @@ from lamina.errors import InputError
 from lamina.grid.cut_surface import CutSurface
 from lamina.grid.interface_curves import InterfaceCurve, InterfaceCurves, LevelCurve, PolylineCurve
 from lamina.grid.rim import Rim
-from lamina.pde.conditions import INSIDE, Condition, Dirichlet
+from lamina.pde.conditions import PLACES_INSIDE, Condition, Dirichlet
 from lamina.spaces.nitsche import FixedPoints
 from lamina.surfaces.base import ClosestPoints
 
@@ -109,7 +109,7 @@ def on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None) -> Ten
 
 
 def no_rim_message(c: Condition, number: int) -> str:
-    return f"{condition_name(c, number)} holds on the rim, but the surface is closed: it has none. Give {INSIDE}."
+    return f"{condition_name(c, number)} holds on the rim, but the surface is closed: it has none. Give {PLACES_INSIDE}."
 
 
 def check_loop(rim: Rim, c: Condition, number: int) -> None:

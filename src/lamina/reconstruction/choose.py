@@ -22,16 +22,16 @@ from lamina.reconstruction.neural_cloud import NeuralCloud, wide_jets_are_better
 from lamina.reconstruction.triangulated_cloud import TriangulatedCloud, better_triangles, triangulated
 from lamina.reconstruction.weights import shipped_fit_network
 from lamina.surfaces.base import Surface
-from lamina.surfaces.clipped import Clipped
+from lamina.surfaces.clipped import Clipped, clip
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.splats import Splats
 
 RECONSTRUCTIONS = ("auto", "fits", "jets", "triangles")  # what Domain(reconstruction=...) takes
-# What Domain(extension=...) takes, the name of version 0.1, and the method that each name asks for. "best" is what
-# "auto" does for large clouds: fits, or jets or triangles where these are better.
+EXTENSIONS = ("closest-point", "jet", "neural", "attention")  # what Domain(extension=...) takes besides "auto"
+# The method that each of these names of version 0.1 asks for. "best" is what "auto" does for large clouds: fits, or
+# jets or triangles where these are better.
 METHOD_OF_EXTENSION = {"auto": "auto", "closest-point": "exact", "jet": "jets", "neural": "best"}
-EXTENSIONS = ("closest-point", "jet", "neural", "attention")
-# The name of version 0.1 for what was used. Triangles know their closest points, as any mesh does.
+# The name of version 0.1 for the method that was used. Triangles know their closest points, as any mesh does.
 EXTENSION_OF_METHOD = {"exact": "closest-point", "jets": "jet", "fits": "neural", "triangles": "closest-point"}
 METHOD_WORDS = {
     "exact": "the surface itself",
@@ -39,7 +39,7 @@ METHOD_WORDS = {
     "fits": "robust fits",
     "triangles": "triangles between its samples",
 }
-# A cloud with fewer points than this has jets by default. Fits need 256, and see most of so small a cloud at once.
+# A cloud with fewer points than this has jets by default. Fits are possible from 256 points; chosen by trial.
 MIN_POINTS_FOR_DEFAULT_FITS = 500
 REGISTERED: dict[str, Callable[[PointCloud], Surface]] = {}  # methods of users: what makes the surface of a cloud
 
@@ -70,8 +70,9 @@ def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
         raise InputError(f"Unknown reconstruction {method!r}; known: {', '.join(_known())}.")
     if isinstance(surface, Clipped):
         whole = reconstruct(surface.base, method)
-        part = surface if whole.surface is surface.base else Clipped(whole.surface, surface.function)
-        return replace(whole, surface=part)
+        if whole.surface is surface.base:
+            return replace(whole, surface=surface)
+        return replace(whole, surface=_clipped(whole.surface, surface))
     if method in REGISTERED:
         return Reconstruction(REGISTERED[method](_as_cloud(surface)), method, "it was asked for")
     if isinstance(surface, NeuralCloud) and method not in ("triangles", "exact"):
@@ -141,6 +142,13 @@ def has_the_points_of(surface: Surface, given: Surface) -> bool:
     while isinstance(surface, Clipped) and isinstance(given, Clipped) and surface.faces is None:
         surface, given = surface.base, given.base
     return surface.points is given.points
+
+
+def _clipped(whole: Surface, part: Clipped) -> Surface:
+    """A reconstruction of a whole surface, clipped as the part was."""
+    clipped = clip(whole, part.function)
+    clipped.notes, clipped.facts = list(whole.notes), dict(whole.facts)
+    return clipped
 
 
 def _from_samples(cloud: PointCloud, method: str) -> Reconstruction:

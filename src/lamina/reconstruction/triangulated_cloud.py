@@ -87,9 +87,9 @@ class CloudTriangles:
         if faces is None or not len(faces):
             return None
         corners = points[faces]
-        areas, looks = triangle_areas(corners), triangle_normals(corners)
+        areas, face_normals = triangle_areas(corners), triangle_normals(corners)
         edge = corners.roll(-1, 1) - corners
-        weighted = (areas[:, None] * looks).repeat_interleave(3, 0)
+        weighted = (areas[:, None] * face_normals).repeat_interleave(3, 0)
         around = torch.zeros_like(points).index_add_(0, faces.reshape(-1), weighted)
         # Of samples on a line or in a plane some are corners of no triangle and yet lie on one.
         rows = (dot(around, around) == 0).nonzero()[:, 0]
@@ -98,8 +98,8 @@ class CloudTriangles:
             which, foot = (v.to(points.device) for v in nearest(points[rows].double().cpu()))
             offset = points[rows] - foot.to(points)
             on = dot(offset, offset).sqrt() < MAX_DISTANCE_ON_TRIANGLE * areas.mean().sqrt()
-            around[rows] = torch.where(on[:, None], looks[which], 0.0)
-        agreement = dot(looks[:, None], normals[faces])
+            around[rows] = torch.where(on[:, None], face_normals[which], 0.0)
+        agreement = dot(face_normals[:, None], normals[faces])
         supported = dot(unit(around), normals) > MIN_SAMPLE_COSINE
         return cls(faces, areas, dot(edge, edge).amax(1).sqrt(), agreement, supported)
 

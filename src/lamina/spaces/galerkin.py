@@ -61,6 +61,8 @@ MAX_ROUGHNESS_FOR_ORDER_3 = 0.1
 # the sum of the other two by this number (all three add up to 1). Below, its stabilisation falls linearly to 0. It
 # was chosen by trial.
 MIN_EIGENVALUE_GAP = 0.1
+# The trace of a projected tensor n n^T, which is about 1, is taken as at least this number before dividing by it.
+MIN_TENSOR_TRACE = 1e-3
 # Relative residual of the projection of normals, far below the error of the projection itself.
 NORMALS_TOLERANCE = 1e-9
 # Basis functions whose values are made at a time: few enough for the caches of a CPU, many enough to keep a GPU busy.
@@ -272,7 +274,7 @@ def _principal(tensor: Tensor) -> Tensor:
     Its length is 1 where that eigenvalue exceeds the sum of the others by MIN_EIGENVALUE_GAP. It is shorter where faces
     of several directions meet: no direction is normal to all of them, and they determine the gradient without it.
     """
-    tensor = tensor / tensor[..., :3].sum(-1, keepdim=True).clamp_min(1e-3)
+    tensor = tensor / tensor[..., :3].sum(-1, keepdim=True).clamp_min(MIN_TENSOR_TRACE)
     power = tensor
     for _ in range(4):  # the 16th power, in which only the largest eigenvalue remains
         xx, yy, zz, yz, zx, xy = power.unbind(-1)

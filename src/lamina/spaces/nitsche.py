@@ -32,6 +32,9 @@ NITSCHE_SAFETY_FACTOR = 2.5
 # flux, the upper one bounds the condition number where an element has hardly any surface. They were chosen by trial.
 MIN_NITSCHE_PENALTY = 4.0
 MAX_NITSCHE_PENALTY = 1e5
+# Share of its mean diagonal that is added to the stiffness of an element, which is singular, before its inverse is
+# used. It is far below all eigenvalues that count, and at least 16 roundings.
+STIFFNESS_SHIFT = 1e-9
 # Penalty of Dirichlet values on a part of the surface, in units of 1/dx^2. A smaller one lets the solution deviate from
 # the values, a larger one takes more cycles. It was chosen by trial.
 PART_PENALTY = 100.0
@@ -168,7 +171,7 @@ def _safe_beta(element: Tensor, flux: Tensor, weights: Tensor, K: Tensor, spacin
     total = flux.new_zeros(len(own), count**2).index_add_(0, index, products).reshape(-1, count, count).cpu()
     stiffness = K[own].cpu()
     # Constants have neither stiffness nor flux: a small shift makes the stiffness definite.
-    shift = max(1e-9, 16 * torch.finfo(K.dtype).eps) * stiffness.diagonal(dim1=1, dim2=2).mean(1)
+    shift = max(STIFFNESS_SHIFT, 16 * torch.finfo(K.dtype).eps) * stiffness.diagonal(dim1=1, dim2=2).mean(1)
     values, vectors = torch.linalg.eigh(stiffness + shift[:, None, None] * torch.eye(count, dtype=K.dtype))
     half = vectors / values.clamp_min(torch.finfo(K.dtype).tiny).sqrt()[:, None, :]
     scaled = half.transpose(1, 2) @ total @ half

@@ -96,7 +96,8 @@ class Clipped(Surface):
         self.base, self.function = base, function
         self.representation, self.reach = base.representation, base.reach
         self.inherit_traits(base)
-        self.notes, self.facts = list(base.notes), dict(base.facts)
+        # The notes are those of the base, the same list: a cloud adds to it when it is first fitted.
+        self.notes, self.facts = base.notes, dict(base.facts)
         if base.faces is not None:
             self._take_faces(base.points, base.faces)
         else:
@@ -148,6 +149,7 @@ class Clipped(Surface):
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         moved = super().to(device, dtype)
         moved.base = self.base.to(device, dtype)
+        moved.notes = moved.base.notes
         return moved
 
     def _moved_to_part(self, x: Tensor, feet: ClosestPoints) -> ClosestPoints:
