@@ -48,7 +48,6 @@ MIN_SCALE_RATIO = 1e-3
 # Estimated errors below this many times the accuracy count as this: with it the longest possible step is reached
 # anyway.
 MIN_ERROR_RATIO = 1e-8
-
 # A moment is reached if the time is at most this share before it: the sum of many steps is rounded.
 TIME_ROUNDING = 1e-12
 # The last step before a moment may exceed the proposed step by this share, so that no tiny step remains.

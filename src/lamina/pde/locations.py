@@ -109,7 +109,8 @@ def on_rim(rim: Rim | None, c: Condition, number: int, curve: int | None) -> Ten
 
 
 def no_rim_message(c: Condition, number: int) -> str:
-    return f"{condition_name(c, number)} holds on the rim, but the surface is closed: it has none. Give {PLACES_INSIDE}."
+    name = condition_name(c, number)
+    return f"{name} holds on the rim, but the surface is closed: it has none. Give {PLACES_INSIDE}."
 
 
 def check_loop(rim: Rim, c: Condition, number: int) -> None:
