@@ -26,7 +26,7 @@ import torch
 from common import BENCHMARKS, parser, record
 
 import lamina
-from lamina.cli.solve import sampled
+from lamina.cli.solve import as_point_cloud
 from lamina.fits.curvature import SurfaceFeatures
 from lamina.gallery import sphere_poisson
 from lamina.geometry.lattice import Lattice
@@ -35,10 +35,10 @@ from lamina.learn.fit_data import random_rotations
 from lamina.metrics import errors
 from lamina.paper.attention import Attention, assemble, blend_weights
 from lamina.paper.attention_network import NetworkConfig
+from lamina.paper.attention_training import validation_error
+from lamina.paper.attention_training_data import patch_data
+from lamina.paper.attention_weights import load_network, shipped_network
 from lamina.paper.patches import cover
-from lamina.paper.training import validation_error
-from lamina.paper.training_data import patch_data
-from lamina.paper.weights import load_network, shipped_network
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
 AUTHORS = DATA / "paper" / "authors_demo"
@@ -50,7 +50,7 @@ def sphere(device: str) -> list[Row]:
     problem, rows = sphere_poisson(), []
     for count, theirs in PAPER.items():
         for seed in (0, 1, 2) if count < 100_000 else (0,):
-            cloud = sampled(lamina.Sphere(), count, 0.0, seed)
+            cloud = as_point_cloud(lamina.Sphere(), count, 0.0, seed)
             feet = lamina.Sphere().closest_points(cloud.points).points
             row: Row = {"samples": count, "seed": seed, "paper": theirs}
             for name in ("attention", "jet"):
@@ -68,7 +68,7 @@ def apple(device: str) -> list[Row]:
     from scipy.spatial import KDTree
 
     from lamina.grid.band import Band
-    from lamina.paper.rbf import rbf_matrix
+    from lamina.paper.rbf_readout import rbf_matrix
     from lamina.paper.shell import Shell
     from lamina.surfaces.base import ClosestPoints
 

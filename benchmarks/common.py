@@ -44,7 +44,7 @@ def domain_of(scheme: str, surface: Any, spacing: float | None = None, **options
 
 def record(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write folder/name.json: machine, versions, date and command beside the figures; whole or not at all."""
-    from lamina.paper.tables.record import machine, now, plain, versions
+    from lamina.paper.tables.provenance import machine, now, plain, versions
 
     document = {
         "benchmark": name,

@@ -23,8 +23,8 @@ from torch import Tensor
 
 import lamina
 from lamina.gallery import Problem, ellipsoid_poisson, hemisphere_poisson, manufactured, sphere_poisson, torus_poisson
-from lamina.grid.sizing import ORDER, spacing_for_nodes
-from lamina.paper.domain import NEEDS
+from lamina.grid.sizing import REQUIREMENTS_OF_ORDER, spacing_for_nodes
+from lamina.paper.band_domain import BAND_NEEDS
 from lamina.pde.conditions import Condition
 from lamina.surfaces.sphere_maps import sphere_map
 
@@ -222,7 +222,7 @@ def coupled(device: str) -> list[Row]:
     rows: list[Row] = []
     for name in ("sphere", "torus, cosines", "torus, finer cosines", "torus", "ellipsoid", "spike", "starfruit"):
         for nodes in (20_000, 50_000, 100_000):
-            for order, needs in ((3, ORDER[3]), (4, NEEDS["coupled"])):
+            for order, needs in ((3, REQUIREMENTS_OF_ORDER[3]), (4, BAND_NEEDS["coupled"])):
                 problem = PROBLEMS[name]()
                 spacing = spacing_for_nodes(problem.surface(), nodes, needs)
                 row = solved(problem, spacing, order, device=device)

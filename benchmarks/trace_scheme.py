@@ -94,7 +94,7 @@ def accuracy() -> list[Row]:
 
 def closest() -> list[Row]:
     """From closest points alone: the sphere, a mesh cut as if it were no mesh, noisy samples."""
-    from lamina.cli.solve import sampled
+    from lamina.cli.solve import as_point_cloud
 
     rows: list[Row] = []
     for spacing in (0.1, 0.05, 0.025):
@@ -112,7 +112,7 @@ def closest() -> list[Row]:
     row = {"what": "spot by closest points", "spacing": 0.04, "unknowns": scheme.unknowns, "cycles": cycles}
     rows.append({**row, "nrmse": nrmse(u, exact, mesh), "bar": 1.2e-3})
     for noise, seed in ((0.0, 0), *((0.01, s) for s in range(5))):
-        points = sampled(lamina.Sphere(), 10_000, noise, seed)
+        points = as_point_cloud(lamina.Sphere(), 10_000, noise, seed)
         domain = lamina.Domain(points, 0.05, order=2, show_progress=False)
         u = lamina.poisson(domain, SPHERE.rhs, tolerance=1e-9, show_progress=False)
         feet = domain.points / domain.points.norm(dim=1, keepdim=True)

@@ -10,8 +10,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from lamina.errors import InputError
 from lamina.linear import krylov
-from lamina.linear.adjoint import FirstOrder, Sparse, System, solve, sparse_rows, transposed
+from lamina.linear.adjoint import FirstOrder, System, solve
 from lamina.linear.krylov import KrylovResult, conjugate_gradients, fgmres, in_blocks
+from lamina.linear.operator import SparseOperator, sparse_rows, transposed
 
 
 def random(*shape, seed=0):
@@ -41,7 +42,7 @@ VALUES = random(PLACE.shape[1], seed=1)
 
 def tracked(values):
     """The matrix with these entries, and with their gradients."""
-    return Sparse(csr(PLACE, values.detach(), SHAPE), values)
+    return SparseOperator(csr(PLACE, values.detach(), SHAPE), values)
 
 
 @pytest.mark.parametrize("columns", [(), (1,), (4,)])
@@ -74,7 +75,7 @@ def test_gradients_of_products_to_vector_and_entries(columns, turned):
 
 
 def test_products_without_gradients_in_entries_have_them_in_the_vector_only():
-    A, u = Sparse(csr(PLACE, VALUES, SHAPE)), random(5).requires_grad_()
+    A, u = SparseOperator(csr(PLACE, VALUES, SHAPE)), random(5).requires_grad_()
     assert not A.tracked
     assert gradcheck(lambda u: A @ u, (u,))
     assert not (A @ u.detach()).requires_grad
@@ -102,15 +103,32 @@ def test_rows_with_a_column_twice_add_up():
     torch.testing.assert_close(ours, theirs)
 
 
+def test_a_symmetric_operator_is_its_own_transpose_and_has_the_same_gradients():
+    """To a parameter of all entries, in which they stay symmetric: one entry alone would not."""
+    root = random(5, 5)
+    base, u = root + root.T, random(5, 2)
+    place, t = torch.ones(5, 5).nonzero().T, torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+    def found(symmetric):
+        values = torch.sin(t * base).reshape(-1)
+        A = SparseOperator(csr(place, values.detach(), (5, 5)), values, symmetric)
+        assert (A.T is A) == symmetric
+        v = u.clone().requires_grad_()
+        first = torch.autograd.grad((A @ (A.T @ v)).pow(3).sum(), (t, v), create_graph=True)
+        return (*first, *torch.autograd.grad(first[1].sum(), (t, v)))
+
+    torch.testing.assert_close(found(True), found(False))
+
+
 def test_the_product_of_two_matrices_is_the_first_after_the_second():
     other = pattern(5, 6)
-    B = Sparse(csr(other, random(other.shape[1]), (5, 6)))
-    A, u = Sparse(csr(PLACE, VALUES, SHAPE)), random(6, 2)
+    B = SparseOperator(csr(other, random(other.shape[1]), (5, 6)))
+    A, u = SparseOperator(csr(PLACE, VALUES, SHAPE)), random(6, 2)
     torch.testing.assert_close(A.after(B) @ u, A @ (B @ u))
 
 
 def test_products_of_many_vectors_by_vmap():
-    A, u, w = Sparse(csr(PLACE, VALUES, SHAPE)), random(4, 5), random(4, 7)
+    A, u, w = SparseOperator(csr(PLACE, VALUES, SHAPE)), random(4, 5), random(4, 7)
     full = dense(PLACE, VALUES, SHAPE)
     torch.testing.assert_close(torch.func.vmap(lambda v: A @ v)(u), u @ full.T)
     torch.testing.assert_close(torch.func.vmap(lambda v: A @ v, in_dims=1, out_dims=1)(u.T), full @ u.T)
@@ -124,11 +142,11 @@ def test_products_and_transposes_on_the_gpu_are_those_on_the_cpu():
     found = []
     for device in ("cpu", "cuda"):
         values = VALUES.detach().to(device).requires_grad_()
-        A = Sparse(csr(PLACE.to(device), values.detach(), SHAPE), values)
-        B = Sparse(transposed(A.matrix)[0])
+        A = SparseOperator(csr(PLACE.to(device), values.detach(), SHAPE), values)
+        B = SparseOperator(transposed(A.matrix)[0])
         product = A @ u.to(device)
         (gradient,) = torch.autograd.grad(product.square().sum() + (A.T @ v.to(device)).square().sum(), values)
-        found.append([x.detach().cpu() for x in (product, gradient, B.after(Sparse(A.matrix)) @ u.to(device))])
+        found.append([x.detach().cpu() for x in (product, gradient, B.after(SparseOperator(A.matrix)) @ u.to(device))])
     torch.testing.assert_close(found[0], found[1])
 
 
@@ -321,7 +339,7 @@ def test_flexible_gradients_bear_a_preconditioner_in_single_precision():
 
 
 def test_blocks_of_columns_of_unit_size_are_put_together_again(monkeypatch):
-    monkeypatch.setitem(krylov.COLUMNS, "cpu", 3)
+    monkeypatch.setitem(krylov.COLUMNS_PER_BLOCK, "cpu", 3)
     b, factor, asked = random(5, 8), torch.arange(1.0, 9.0, dtype=torch.float64), []
     b[:, 4], b[:, 6] = 0, 1e-200 * b[:, 6]
 

@@ -10,7 +10,7 @@ from PIL import Image, ImageSequence
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
 from lamina.view.animation import animate
-from lamina.view.charts import COLOURS, plot_convergence, plot_residuals
+from lamina.view.charts import CURVE_COLOURS, plot_convergence, plot_residuals
 
 BALL, BALL_FACES = (a.numpy() for a in icosphere(3))
 TIMES = (0.0, 0.5, 1.0)
@@ -114,7 +114,7 @@ def places(path, colour):
 
 def test_residuals_fall_from_left_to_right(tmp_path):
     path = plot_residuals(tmp_path / "r.png", {"poisson": [10.0**-i for i in range(1, 9)]})
-    rows, columns = places(path, COLOURS[0])
+    rows, columns = places(path, CURVE_COLOURS[0])
     assert np.ptp(columns) > 300
     assert np.ptp(rows) > 200
     # Equal factors are equal steps: a straight line downwards.
@@ -126,7 +126,7 @@ def test_errors_of_higher_order_fall_more_steeply(tmp_path):
     path = plot_convergence(
         tmp_path / "c.png", spacings, {"second": [h**2 for h in spacings], "fourth": [h**4 for h in spacings]}
     )
-    depth = [np.ptp(places(path, COLOURS[i])[0]) for i in (0, 1)]
+    depth = [np.ptp(places(path, CURVE_COLOURS[i])[0]) for i in (0, 1)]
     assert depth[1] == pytest.approx(2 * depth[0], rel=0.1)
 
 

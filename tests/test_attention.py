@@ -18,13 +18,13 @@ from lamina.geometry.triangles import dot, unit
 from lamina.grid.band import Band
 from lamina.metrics import errors
 from lamina.paper import attention
-from lamina.paper.attention import Attention, assemble, blend_weights, cover_band, sampled_band
+from lamina.paper.attention import Attention, assemble, band_near_samples, blend_weights, cover_band
 from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
-from lamina.paper.patches import RIM, cover, localise
+from lamina.paper.attention_training import Trainer, TrainingConfig
+from lamina.paper.attention_training_data import patch_data
+from lamina.paper.attention_weights import load_network, save_network
+from lamina.paper.patches import OUTER_HEIGHT_SHARE, cover, localise
 from lamina.paper.shell import Shell
-from lamina.paper.training import Trainer, TrainingConfig
-from lamina.paper.training_data import patch_data
-from lamina.paper.weights import load_network, save_network
 from lamina.surfaces.base import ClosestPoints, NearNodes
 from lamina.surfaces.icosphere import icosphere
 
@@ -64,7 +64,7 @@ class Example:
         origin = torch.tensor([0.013, -0.021, 0.007], dtype=torch.float64)
         band = Band.build(surface, Lattice(origin, spacing), WIDTH * spacing)
         self.scale = scale
-        self.band, samples = sampled_band(surface, band, WIDTH * spacing)
+        self.band, samples = band_near_samples(surface, band, WIDTH * spacing)
         self.surface = samples.features
         self.positions = self.band.lattice.position(self.band.ijk)
         self.patches = cover_band(self.band, WIDTH * spacing, samples, K, 0.27, 0.5)
@@ -180,8 +180,8 @@ def test_dropping_weights_changes_the_field_by_their_mass_times_its_range(tolera
 @pytest.mark.parametrize(("side", "entries"), [(1, 2**24), (4, 2**11), (7, 2**15), (1000, 2**24)])
 def test_the_blocks_of_the_assembly_leave_no_trace(monkeypatch, side, entries):
     expected = example().matrix(1e-4)
-    monkeypatch.setitem(attention.SIDE, "cpu", side)
-    monkeypatch.setitem(attention.ENTRIES, "cpu", entries)
+    monkeypatch.setitem(attention.BLOCK_SIDE, "cpu", side)
+    monkeypatch.setitem(attention.MAX_DENSE_ENTRIES, "cpu", entries)
     found = example().matrix(1e-4)
     # An entry as large as the tolerance may fall on either side of it.
     torch.testing.assert_close(found.to_dense(), expected.to_dense(), rtol=1e-4, atol=1.1e-4)
@@ -270,7 +270,7 @@ def test_dense_samples_are_kept_and_lose_nodes_at_the_rim_only(level):
     """A sample lies within h of every foot; by Pythagoras what is lost is higher than sqrt(eps^2 - h^2), nearly."""
     surface, band = sphere_band(level)
     h = 1.3 * (4 * np.pi / len(surface.points)) ** 0.5  # more than an edge
-    kept, samples = sampled_band(surface, band, 0.4)
+    kept, samples = band_near_samples(surface, band, 0.4)
     assert torch.equal(samples.features.points, surface.points)
     assert torch.equal(samples.component, surface.component)
     distance = KDTree(surface.points.numpy()).query(band.lattice.position(band.ijk).numpy())[0]
@@ -285,14 +285,14 @@ def test_dense_samples_are_kept_and_lose_nodes_at_the_rim_only(level):
 def test_samples_dense_beside_the_radius_lose_no_node():
     surface, band = sphere_band(6, spacing=0.2, radius=0.45)
     inner = band.take((band.lattice.position(band.ijk).norm(dim=1) - 1).abs() < 0.449)
-    assert len(sampled_band(surface, inner, 0.45)[0]) == len(inner) > 1000
+    assert len(band_near_samples(surface, inner, 0.45)[0]) == len(inner) > 1000
 
 
 @pytest.mark.parametrize("level", [1, 3])
 def test_where_samples_are_sparse_the_feet_of_nodes_take_their_place(level):
     """On the sphere, with its normals and curvatures, and one to a cell or so: nothing but the rim is lost."""
     surface, band = sphere_band(level)
-    kept, samples = sampled_band(surface, band, 0.4)
+    kept, samples = band_near_samples(surface, band, 0.4)
     found = samples.features
     torch.testing.assert_close(found.points.norm(dim=1), torch.ones(len(found), dtype=torch.float64))
     assert 0.5 < len(found) * band.spacing**2 / (4 * np.pi) < 2
@@ -309,7 +309,7 @@ def test_where_closest_points_jump_the_feet_of_lost_nodes_are_samples():
     height = (at - band.feet.points).norm(dim=1)
     jumps = (height < 0.06) & (band.feet.points[:, 0] > 0)
     points = torch.where(jumps[:, None], -band.feet.points, band.feet.points)
-    kept, samples = sampled_band(surface, replace(band, feet=replace(band.feet, points=points)), 0.2)
+    kept, samples = band_near_samples(surface, replace(band, feet=replace(band.feet, points=points)), 0.2)
     near = band.key[(height <= 3**0.5 * band.spacing) & ~jumps]
     assert bool(torch.isin(near, kept.key).all())
     away = torch.cdist(kept.lattice.position(kept.ijk)[torch.isin(kept.key, near)], samples.features.points).amin(1)
@@ -443,7 +443,7 @@ def test_the_learned_extension_has_order_two_at_most():
 
 @pytest.mark.parametrize("options", [{"band_radius": 0.3}, {"readout": "rbf"}])
 def test_options_of_the_shell_scheme_are_refused_by_the_coupled_one(options):
-    with pytest.raises(InputError, match='belong to scheme="shell"; this is coupled'):
+    with pytest.raises(InputError, match='are options of scheme="shell"; this is coupled'):
         lamina.paper.BandDomain(SPHERE, SPACING, scheme="coupled", **options)
 
 
@@ -526,7 +526,7 @@ def test_published_checkpoint_gives_the_published_extension(data):
     assert len(band) == 33_732
     np.testing.assert_allclose(positions[::4], theirs["band_points_every4"], atol=6e-5)
     component = torch.zeros(len(points), dtype=torch.int64)
-    rim = (positions - band.feet.points).norm(dim=1) > RIM * 0.2
+    rim = (positions - band.feet.points).norm(dim=1) > OUTER_HEIGHT_SHARE * 0.2
     patches = cover(
         surface, component, positions, band.ijk, band.component, rim, k=400, spacing=0.27, margin=0.5
     )  # fmt: skip

@@ -501,13 +501,34 @@ def test_help_groups_the_options_by_purpose(run):
 
 
 def test_the_help_of_train_is_grouped_too(run):
-    headings = re.findall(r"^(\w[^\n]*):$", run("train", "--help").out, re.M)
+    headings = re.findall(r"^(\w[^\n]*):$", run("paper", "train", "--help").out, re.M)
     assert headings == ["Result", "Training", "What it learns from", "The network", "Options"]
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [("train", ("--resume", "-o", "missing", "--json")), ("reproduce", ("list", "--json"))],
+)
+def test_commands_of_version_0_1_work_and_say_what_to_type_instead(program, tmp_path, monkeypatch, name, options):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = program("paper", name, *options)
+    assert f"lamina paper {name}" not in err
+    notice = f"lamina: `lamina {name}` is now `lamina paper {name}`, with the same options; the old name works for one "
+    assert program(name, *options) == (status, out, notice + "more release.\n" + err)
+    monkeypatch.setenv("RANK", "1")  # the second process of torchrun
+    assert program(name, *options) == (status, out, err)
+
+
+@pytest.mark.parametrize(
     "command",
-    ["solve poisson", "solve heat", "view", "train", "reproduce", *(f"fit {k}" for k in ("sns", "siren", "deepsdf"))],
+    [
+        "solve poisson",
+        "solve heat",
+        "view",
+        "paper train",
+        "paper reproduce",
+        *(f"fit {k}" for k in ("sns", "siren", "deepsdf")),
+    ],
 )
 def test_where_to_write_is_o_everywhere(run, command):
     assert "-o, --out" in run(*command.split(), "--help").out

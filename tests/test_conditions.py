@@ -955,7 +955,7 @@ def test_a_baseline_is_not_replaced_in_silence(conditions):
 def test_explicit_steps_know_no_conditions():
     with pytest.raises(lamina.InputError, match="Unknown method 'euler'; known for this domain: tr-bdf2"):
         lamina.heat(hemisphere("trace", 0.2), 1.0, 0.1, Dirichlet("rim"), method="euler")
-    with pytest.raises(lamina.InputError, match="Explicit steps know Dirichlet conditions on rims alone"):
+    with pytest.raises(lamina.InputError, match="Explicit steps take only Dirichlet conditions on rims"):
         lamina.heat(hemisphere("coupled", 0.2), 1.0, 0.1, Dirichlet("rim"), method="euler")
 
 

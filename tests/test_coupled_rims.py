@@ -13,7 +13,7 @@ from lamina.gallery import surface_laplacian
 from lamina.metrics import errors
 from lamina.paper.coupled import Coupled
 from lamina.paper.coupled_levels import CoupledLevel
-from lamina.paper.ghosts import Ghosts, Rule
+from lamina.paper.ghosts import GhostRule, Ghosts
 from lamina.spaces.scheme import FLUX, FREE, VALUE
 from lamina.surfaces.icosphere import icosphere
 
@@ -113,15 +113,15 @@ def test_rules_are_exact_for_what_they_continue(order):
     zero = torch.zeros_like(d)
 
     def rule(kind, robin=zero):
-        return Rule.make(ghosts, torch.full((3,), kind), robin, order)
+        return GhostRule.from_conditions(ghosts, torch.full((3,), kind), robin, order)
 
     free, value, through, robin = rule(FREE), rule(VALUE), rule(FLUX), rule(FLUX, zero + 2.0)
     for r, g in ((free, 0.0), (value, 3.0), (through, 0.0), (robin, 6.0)):
-        torch.testing.assert_close(r.sign * 3 + r.gain * g, zero + 3)
+        torch.testing.assert_close(r.image_factor * 3 + r.data_factor * g, zero + 3)
     if order == 2:
         s = 0.7
         for r, g in ((value, 3.0), (through, s), (robin, s + 2 * 3)):
-            torch.testing.assert_close(r.sign * (3 - s * d) + r.gain * g, 3 + s * d)
+            torch.testing.assert_close(r.image_factor * (3 - s * d) + r.data_factor * g, 3 + s * d)
 
 
 # Accuracy
@@ -222,7 +222,7 @@ def test_the_domain_stays_as_it_was():
     before = lamina.poisson(domain, height).values
     lamina.poisson(domain, height, Dirichlet("rim", 5.0))
     torch.testing.assert_close(lamina.poisson(domain, height).values, before, rtol=0, atol=1e-14)
-    assert domain.scheme.levels[0].held is None
+    assert domain.scheme.levels[0].constrained is None
 
 
 @pytest.mark.parametrize("rim_order", [0, 3, "2"])

@@ -94,3 +94,36 @@ def test_the_three_commands_of_the_readme(program, tmp_path, monkeypatch):
     assert Path("result/solution.html").stat().st_size > 600_000
     with Image.open("result/solution.gif") as image:
         assert getattr(image, "n_frames", 1) == 24
+
+
+def quoted_commands():
+    """Commands of lamina in the code blocks of the documents: (words up to the first option or file, options)."""
+    documents = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "experiments").glob("*/README.md")]
+    found = {}
+    for path in documents:
+        for block in re.findall(r"```\w*\n(.*?)```", path.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("lamina "):
+                    words = shlex.split(line, comments=True)[1:]
+                    options = frozenset(word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word))
+                    found[(tuple(words), options)] = path.name
+    return found
+
+
+def test_the_commands_that_documents_quote_have_these_names_and_options(program):
+    commands = quoted_commands()
+    assert len(commands) > 20
+    for (words, options), document in commands.items():
+        names = words[:2] if words[0] in ("solve", "fit", "paper") else words[:1]
+        status, out, _ = program(*names, "--help")
+        assert status == 0, f"{document}: {words}"
+        missing = [name for name in options if not re.search(rf"(^|[ ,/]){re.escape(name)}\b", out, re.MULTILINE)]
+        assert missing == [], f"{document}: {words}"
+        if names == ("paper", "reproduce"):
+            assert words[2] in {"all", "list", "TABLE", *tables()}, f"{document}: {words}"
+
+
+def tables():
+    from lamina.paper.tables.registry import TABLES
+
+    return TABLES

@@ -40,7 +40,7 @@ def test_help_fits_a_screen_and_has_examples(program):
     assert max(map(len, lines)) <= 80
     assert "lamina solve heat bunny.obj" in out
     assert "lamina view result" in out
-    for command in ("solve", "view", "info", "fit", "train", "reproduce", "doctor"):
+    for command in ("solve", "view", "info", "fit", "paper", "doctor"):
         assert f"  {command} " in out
 
 

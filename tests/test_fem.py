@@ -287,7 +287,7 @@ def test_held_values_give_linear_functions_exactly_and_others_to_second_order():
 
 def test_values_held_nowhere_are_refused():
     fem = SurfaceFEM(np.eye(3), [[0, 1, 2]])
-    with pytest.raises(InputError, match="held must be true at some of 3 vertices"):
+    with pytest.raises(InputError, match="held must be true at some of the 3 vertices"):
         fem.dirichlet(np.zeros(3), np.zeros(3, dtype=bool), np.zeros(3))
 
 

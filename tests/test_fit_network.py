@@ -178,7 +178,7 @@ def test_what_cannot_be_trained_or_read_is_said(tmp_path):
 def test_the_program_trains_it(program, tmp_path, monkeypatch):
     monkeypatch.setattr("lamina.learn.fit_training.HELD_OUT_CLOUDS", 2)
     status, out, err = program(
-        "train", "--operator", "neural", "-o", tmp_path, "--steps", 2, "--batch", 16, "--clouds", 2, "--json"
+        "paper", "train", "--operator", "neural", "-o", tmp_path, "--steps", 2, "--batch", 16, "--clouds", 2, "--json"
     )  # fmt: skip
     assert status == 0, err
     assert json.loads(out)["step"] == 2

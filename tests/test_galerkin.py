@@ -12,7 +12,7 @@ from lamina.geometry.cotangent import mass_matrix
 from lamina.geometry.lattice import OCTANTS
 from lamina.geometry.triangles import triangle_areas
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.sheets import Elements
+from lamina.grid.sheets import CutElements
 from lamina.linear.assembly import assemble
 from lamina.spaces.galerkin import (
     STABILISATION_Q1,
@@ -237,7 +237,7 @@ def dense(unknown, count, E):
     return A
 
 
-def assert_assembles(e: Elements):
+def assert_assembles(e: CutElements):
     E, G = random(e.active, 8, 8) - 0.5, random(e.active, 8, 8, seed=1)
     pattern, values = assemble(e.unknown, e.unknowns, [E, G])
     for matrix, v in zip((E, G), values, strict=True):
@@ -260,7 +260,7 @@ def test_copies_of_a_node_that_compete_for_a_place_all_get_one(copies):
     cells = [[0, 0, 0]] * copies + [[1, 0, 0], [-1, 0, 0]]
     glue = [(i, copies, 0) for i in range(copies)] + [(copies + 1, 0, 0)]
     a, b, axis = (torch.tensor(column) for column in zip(*glue, strict=True))
-    e = Elements(torch.tensor(cells), (a, b, axis), len(cells))
+    e = CutElements(torch.tensor(cells), (a, b, axis), len(cells))
     assert e.unknowns == 4 * copies + 12
     assert_assembles(e)
 
@@ -273,7 +273,7 @@ def test_assembly_of_sheets_glued_at_random(seed):
     a, b = ((step.abs().sum(2) == 1) & (step.sum(2) == 1)).nonzero().unbind(1)
     kept = torch.rand(len(a), generator=generator) < 0.3
     a, b = a[kept], b[kept]
-    e = Elements(cell, (a, b, step[a, b].argmax(1)), len(cell))
+    e = CutElements(cell, (a, b, step[a, b].argmax(1)), len(cell))
     assert_assembles(e)
 
 

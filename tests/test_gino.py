@@ -140,7 +140,7 @@ def test_bad_input_is_refused_in_words(gino, shape, tmp_path):
     from lamina.io.safetensor_files import save_tensors
 
     other = save_tensors(tmp_path / "other.safetensors", {"a": torch.zeros(1)}, {"format": "something else"})
-    with pytest.raises(lamina.InputError, match="holds no GINO but 'something else'"):
+    with pytest.raises(lamina.InputError, match="is not a file of a GINO; its format is 'something else'"):
         load_gino(other)
     zero = Example(shape.points, shape.areas, shape.points[:, 0], 0 * shape.areas, torch.zeros(8, 8, 8))
     with pytest.raises(lamina.InputError, match="constant or not finite"):

@@ -105,9 +105,9 @@ def test_a_change_of_sign_turns_the_normals_and_nothing_else():
     one, other = (level_pieces(surface(phi), Lattice(ORIGIN, 0.1), 1) for phi in (quadric, lambda p: -quadric(p)))
     assert one is not None
     assert other is not None
-    assert float((one.outward * one.six[:, 0]).sum(1).min()) > 0
-    assert float((other.outward * other.six[:, 0]).sum(1).max()) < 0
-    assert len(one.six) == len(other.six)
+    assert float((one.outward * one.six_nodes[:, 0]).sum(1).min()) > 0
+    assert float((other.outward * other.six_nodes[:, 0]).sum(1).max()) < 0
+    assert len(one.six_nodes) == len(other.six_nodes)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,9 @@ def test_faces_between_creases_are_exact():
     """Only the pieces near the edges of a cube deviate: the others lie in its faces."""
     pieces = level_pieces(surface(turned_cube), Lattice(ORIGIN, 0.05), 1)
     assert pieces is not None
-    normal = torch.linalg.cross(pieces.six[:, 1] - pieces.six[:, 0], pieces.six[:, 2] - pieces.six[:, 0])
-    flat = turned_cube(pieces.six.reshape(-1, 3)).abs().reshape(-1, 6).amax(1) < 1e-12
+    a, b, c = pieces.six_nodes[:, :3].unbind(1)
+    normal = torch.linalg.cross(b - a, c - a)
+    flat = turned_cube(pieces.six_nodes.reshape(-1, 3)).abs().reshape(-1, 6).amax(1) < 1e-12
     assert float(normal.norm(dim=1)[flat].sum() / normal.norm(dim=1).sum()) > 0.8
 
 
@@ -184,7 +185,7 @@ def test_a_sphere_cut_by_its_box(box, exact):
         found.append(abs(cut_here.quadrature.area / exact - 1))
         pieces = level_pieces(opened, Lattice(ORIGIN, h), 1)
         assert pieces is not None
-        corners, middles = pieces.six[:, :3], pieces.six[:, 3:]
+        corners, middles = pieces.six_nodes[:, :3], pieces.six_nodes[:, 3:]
         once = torch.bincount(pieces.edge.reshape(-1))[pieces.edge] == 1
         sides = torch.stack([middles - opened.box[0], middles - opened.box[1]]).abs().amin((0, -1))
         assert once.any()

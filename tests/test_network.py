@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
-from lamina.paper.attention_network import ACTIVATIONS, FEATURES, AttentionNetwork, NetworkConfig, from_authors
-from lamina.paper.weights import SHIPPED, load_network, save_network, shipped_network
+from lamina.paper.attention_network import ACTIVATIONS, FEATURE_WIDTHS, AttentionNetwork, NetworkConfig, from_authors
+from lamina.paper.attention_weights import SHIPPED_ATTENTION, load_network, save_network, shipped_network
 
-SUBSETS = [names for size in range(4) for names in combinations(FEATURES, size)]
+SUBSETS = [names for size in range(4) for names in combinations(FEATURE_WIDTHS, size)]
 # Errors of other kinds than InputError so far: strict, so that whoever mends them takes the mark away.
 COUNTS = (5, 0, 1, 9)  # samples of each patch in `patches`
 
@@ -265,7 +265,7 @@ def test_a_file_from_before_the_surface_network_had_settings_loads(tmp_path):
     notes = {"format": "lamina attention network 1", "config": old}
     back = load_network(save_tensors(tmp_path / "old.safetensors", net.state_dict(), notes))
     assert back.config == net.config
-    assert "surface_width" not in load_tensors(resources.files("lamina.paper") / SHIPPED)[1]["config"]
+    assert "surface_width" not in load_tensors(resources.files("lamina.paper") / SHIPPED_ATTENTION)[1]["config"]
     assert shipped_network().config == NetworkConfig()
 
 

@@ -16,7 +16,7 @@ from lamina.fits.curvature import SurfaceFeatures
 from lamina.geometry.lattice import Lattice
 from lamina.grid.band import Band
 from lamina.learn.fit_data import random_rotations
-from lamina.paper.attention import Samples, cover_band, sampled_band
+from lamina.paper.attention import Samples, band_near_samples, cover_band
 from lamina.paper.patches import (
     LocalPatches,
     coverage_radius,
@@ -47,7 +47,7 @@ def example(name):
         "two spheres": two_spheres,
     }[name]()
     band = Band.build(surface, Lattice(ORIGIN, SPACING), RADIUS)
-    band, samples = sampled_band(surface, band, RADIUS)
+    band, samples = band_near_samples(surface, band, RADIUS)
     assert samples.features is surface.features()
     return surface, band
 
@@ -180,7 +180,7 @@ def test_nodes_just_beyond_the_nearest_k_take_the_last_place():
     """A band as wide as the coverage condition allows, where patches of the k nearest nodes alone leave gaps."""
     surface, k = lamina.Sphere(level=5), 25
     radius = coverage_radius(k, SPACING)
-    band, samples = sampled_band(surface, Band.build(surface, Lattice(ORIGIN, SPACING), radius), radius)
+    band, samples = band_near_samples(surface, Band.build(surface, Lattice(ORIGIN, SPACING), radius), radius)
     patches = cover_band(band, radius, samples, k, 0.27, MARGIN)
     assert len(patches.nodes.unique()) == len(band)
     away = torch.cdist(samples.features.points[patches.centres], band.lattice.position(band.ijk))
@@ -365,5 +365,5 @@ def test_a_band_of_the_safe_radius_is_covered_wherever_the_lattice_lies(k):
         shift = torch.rand(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         surface = lamina.Ellipsoid()
         band = Band.build(surface, Lattice(0.1 * shift, 0.1), 0.1 * safe_radius(k))
-        band, samples = sampled_band(surface, band, 0.1 * safe_radius(k))
+        band, samples = band_near_samples(surface, band, 0.1 * safe_radius(k))
         cover_band(band, 0.1 * safe_radius(k), samples, k, 0.27, 0.5)  # raises where it is not

@@ -99,9 +99,9 @@ def test_second_order_on_finer_and_finer_meshes_of_the_sphere():
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "bound"), [(0.0, 8e-5), (0.005, 6e-4)])
 def test_error_from_ten_thousand_samples(noise, bound):
-    from lamina.cli.solve import sampled
+    from lamina.cli.solve import as_point_cloud
 
-    cloud = sampled(SPHERE.surface(), 10_000, noise, seed=0)
+    cloud = as_point_cloud(SPHERE.surface(), 10_000, noise, seed=0)
     u = lamina.poisson(lamina.Domain(cloud, 0.05), SPHERE.rhs)
     exact = SPHERE.solution(torch.nn.functional.normalize(cloud.points))
     assert errors(u.values, exact, remove_mean=True).nmae <= bound

@@ -6,7 +6,7 @@ import torch
 
 import lamina
 from lamina.paper.baselines.fem import SurfaceFEM
-from lamina.paper.baselines.refinement import split_long_edges
+from lamina.paper.baselines.long_edges import split_long_edges
 
 
 def box():

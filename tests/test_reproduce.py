@@ -13,14 +13,14 @@ import lamina
 from lamina.cli import app
 from lamina.errors import InputError
 from lamina.paper.tables import ablations
-from lamina.paper.tables.base import Row, Setting, Table, averaged
-from lamina.paper.tables.definitions import as_html, grid, markdown, remarks, shown
-from lamina.paper.tables.gino import gino_rows
+from lamina.paper.tables.gino_rows import gino_rows
+from lamina.paper.tables.grids import as_html, grid, markdown, remarks, shown
 from lamina.paper.tables.registry import TABLES, run
 from lamina.paper.tables.report import orders, page
 from lamina.paper.tables.representations import splats_on
-from lamina.paper.tables.results import write_results
+from lamina.paper.tables.result_files import write_results
 from lamina.paper.tables.samplings import SAMPLINGS, fibonacci, sphere_shape
+from lamina.paper.tables.table import Row, Setting, Table, averaged
 from lamina.surfaces.icosphere import icosphere
 
 TWICE = ("sphere_poisson", "relative_variation")  # have a test of their own
@@ -32,7 +32,7 @@ QUICK = [name for name in TABLES if name not in {*TWICE, *(table.name for table 
 def test_the_quick_form_leaves_results_beside_the_papers_numbers(name, tmp_path):
     told = []
     setting = Setting(quick=True, report=lambda fraction, what: told.append(what))
-    rows = run(TABLES[name], setting, tmp_path, f"lamina reproduce {name} --quick")
+    rows = run(TABLES[name], setting, tmp_path, f"lamina paper reproduce {name} --quick")
     document = json.loads((tmp_path / name / "results.json").read_text())
     assert document["rows"] == rows
     assert {"date", "command", "machine", "versions", "seeds"} <= set(document)
@@ -64,7 +64,9 @@ def test_two_runs_print_the_same_digits_and_the_paper_is_left_far_behind(tmp_pat
     assert attention > 50 * found["lamina coupled", "medium"]
     # The other table is made of these rows, which it finds where they were written.
     write_results(tmp_path, table, runs[0], {"quick": True, "device": "cpu"})
-    varied = run(TABLES["relative_variation"], Setting(quick=True), tmp_path, "lamina reproduce relative_variation")
+    varied = run(
+        TABLES["relative_variation"], Setting(quick=True), tmp_path, "lamina paper reproduce relative_variation"
+    )
     fem = {row["case"]: row["d_nmae"] for row in varied if row["method"] == "FEM"}
     assert fem["medium"] == 0
     assert fem["coarse"] == pytest.approx(100 * (found["FEM", "coarse"] / found["FEM", "medium"] - 1), rel=1e-4)
@@ -116,9 +118,9 @@ def test_the_page_holds_tables_pictures_and_fitted_orders(tmp_path):
     ]
     (slope,) = (slope for _, _, slope in orders(rows).values())
     assert slope == pytest.approx(2)
-    run(Table("convergence", "Convergence", ("nmae",), lambda s: rows), Setting(), tmp_path, "lamina reproduce x")
+    run(Table("convergence", "Convergence", ("nmae",), lambda s: rows), Setting(), tmp_path, "lamina paper reproduce x")
     text = page(tmp_path, TABLES.values())
-    assert "lamina reproduce x" in text
+    assert "lamina paper reproduce x" in text
     assert text.count("data:image/png;base64,") == 1
     assert "Not run: sphere_poisson" in text
     assert "http" not in text.replace("http-equiv", "")
@@ -178,12 +180,12 @@ def test_rows_of_gino_come_from_its_results(tmp_path):
 
 
 def test_the_command_lists_tables_refuses_others_and_writes_a_page(tmp_path):
-    said = CliRunner().invoke(app, ["reproduce", "list"])
+    said = CliRunner().invoke(app, ["paper", "reproduce", "list"])
     assert said.exit_code == 0
     assert all(name in said.stdout for name in TABLES)
     with pytest.raises(InputError, match="There is no table 'spheres'; known: all, sphere_poisson"):
-        CliRunner().invoke(app, ["reproduce", "spheres"], catch_exceptions=False)
-    done = CliRunner().invoke(app, ["reproduce", "inverse", "--quick", "--out", str(tmp_path), "--json"])
+        CliRunner().invoke(app, ["paper", "reproduce", "spheres"], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["paper", "reproduce", "inverse", "--quick", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["inverse"].endswith("table.md")
     assert "The strength of a source" in (tmp_path / "index.html").read_text()

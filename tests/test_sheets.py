@@ -11,8 +11,8 @@ from scipy.spatial.transform import Rotation
 import lamina
 from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.grid.cut import cut_surface
-from lamina.grid.cut_surface import SLIVER
-from lamina.grid.sheets import Elements
+from lamina.grid.cut_surface import MIN_ELEMENT_AREA
+from lamina.grid.sheets import CutElements
 from lamina.spaces.operators import CutCellOperators
 from lamina.surfaces.icosphere import icosphere
 
@@ -20,7 +20,7 @@ from lamina.surfaces.icosphere import icosphere
 def elements(cells, *glue):
     """Elements in the cells, glued by (a, b, axis)."""
     a, b, axis = (torch.tensor(column, dtype=torch.int64) for column in zip(*glue, strict=True))
-    return Elements(torch.tensor(cells), (a, b, axis), len(cells))
+    return CutElements(torch.tensor(cells), (a, b, axis), len(cells))
 
 
 def row(count):
@@ -32,12 +32,12 @@ def areas(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def nodes(e: Elements):
+def nodes(e: CutElements):
     """Lattice node (active, 8, 3) of each corner."""
     return e.cell[: e.active, None] + OCTANTS
 
 
-def assert_consistent(e: Elements):
+def assert_consistent(e: CutElements):
     """Unknowns are numbered without gaps, and each sits at one lattice node."""
     assert torch.unique(e.unknown).tolist() == list(range(e.unknowns))
     place = torch.empty(e.unknowns, 3, dtype=torch.int64)
@@ -199,7 +199,7 @@ def test_slivers_are_absorbed_and_no_part_comes_loose(shape, pose):
     assert_consistent(cut.elements)
     assert cut.quadrature.area == pytest.approx(float(mesh.areas.sum()), rel=1e-12)
     area = torch.zeros(cut.elements.active, dtype=torch.float64).index_add_(0, cut.element, cut.quadrature.weights)
-    assert float((area < SLIVER * spacing**2).double().mean()) < 0.05
+    assert float((area < MIN_ELEMENT_AREA * spacing**2).double().mean()) < 0.05
     scheme = CutCellOperators(cut)
     for level in scheme.levels:
         K = level.matrix(1.0, 0.0)

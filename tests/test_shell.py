@@ -21,7 +21,7 @@ from lamina.linear.multigrid import v_cycle
 from lamina.metrics import errors
 from lamina.paper.interpolation import Lines, interpolation_matrix, linear_stencil
 from lamina.paper.laplacian import laplacian_matrix, staircase_laplacian
-from lamina.paper.rbf import rbf_matrix
+from lamina.paper.rbf_readout import rbf_matrix
 from lamina.paper.shell import Shell
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.icosphere import icosphere
@@ -503,7 +503,7 @@ def test_held_rims_in_explicit_steps_are_first_order() -> None:
 
 
 def test_explicit_steps_refuse_other_conditions() -> None:
-    message = "Explicit steps know Dirichlet conditions on rims alone"
+    message = "Explicit steps take only Dirichlet conditions on rims"
     half = lamina.paper.BandDomain(
         lamina.clip(lamina.Sphere(), lambda p: p[:, 2]), 0.25, scheme="shell", show_progress=False
     )

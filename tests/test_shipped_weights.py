@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import lamina
-from lamina.cli.solve import sampled
+from lamina.cli.solve import as_point_cloud
 from lamina.gallery import sphere_poisson
 from lamina.io.safetensor_files import load_tensors
 from lamina.learn.fit_data import random_rotations
 from lamina.metrics import errors
 from lamina.paper.attention import Attention
 from lamina.paper.attention_network import NetworkConfig
-from lamina.paper.training import validation_error
-from lamina.paper.training_data import patch_data
-from lamina.paper.weights import SHIPPED, load_network, shipped_network
+from lamina.paper.attention_training import validation_error
+from lamina.paper.attention_training_data import patch_data
+from lamina.paper.attention_weights import SHIPPED_ATTENTION, load_network, shipped_network
 
 EXPERIMENT = Path(__file__).parent.parent / "experiments" / "train_attention"
 
@@ -30,7 +30,7 @@ def sphere(spacing: float, extension: str) -> lamina.Domain:
 
 
 def test_the_file_is_small_and_says_how_it_was_made():
-    path = resources.files("lamina.paper") / SHIPPED
+    path = resources.files("lamina.paper") / SHIPPED_ATTENTION
     with resources.as_file(path) as file:
         assert file.stat().st_size < 300_000
         metadata = load_tensors(file)[1]
@@ -46,7 +46,7 @@ def test_the_file_is_small_and_says_how_it_was_made():
 def test_poisson_on_the_sphere_has_the_error_of_the_paper_at_a_thousand_samples():
     """The paper: 1.24e-2; the exact extension in the same scheme: 1.9e-2, for the error is the scheme's."""
     problem = sphere_poisson()
-    cloud = sampled(lamina.Sphere(), 1000, 0.0, 3)
+    cloud = as_point_cloud(lamina.Sphere(), 1000, 0.0, 3)
     domain = lamina.paper.BandDomain(cloud, 0.05, extension="attention")
     assert (domain.scheme.name, domain.extension) == ("shell", "attention")
     feet = lamina.Sphere().closest_points(cloud.points).points
@@ -115,7 +115,7 @@ def test_a_rigid_motion_changes_no_more_than_the_grid_does_with_the_exact_extens
 
 
 def test_other_weights_are_taken_from_a_file(tmp_path):
-    from lamina.paper.weights import save_network
+    from lamina.paper.attention_weights import save_network
 
     path = save_network(tmp_path / "net.safetensors", shipped_network())
     other = lamina.paper.BandDomain(lamina.Sphere(), 0.2, extension=Attention(path))

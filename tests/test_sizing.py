@@ -11,12 +11,12 @@ import lamina
 from lamina.gallery import sphere_poisson
 from lamina.grid import sizing
 from lamina.metrics import errors
-from lamina.paper.domain import NEEDS as BASELINES
+from lamina.paper.band_domain import BAND_NEEDS as BASELINES
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
 
 SPHERE = lamina.Sphere()
-NEEDS = {"order 2": sizing.ORDER[2], "order 3": sizing.ORDER[3], **BASELINES}
+NEEDS = {"order 2": sizing.REQUIREMENTS_OF_ORDER[2], "order 3": sizing.REQUIREMENTS_OF_ORDER[3], **BASELINES}
 COUPLED = NEEDS["coupled"]
 
 
@@ -41,7 +41,7 @@ def test_default_is_fine_enough_to_see_the_shape_and_coarse_enough_to_solve_soon
     needs = NEEDS[scheme]
     spacing = sizing.choose_spacing(surface, needs)
     assert sizing.extent(surface) / 200 <= spacing <= sizing.extent(surface) / (0.95 * needs.cells)
-    assert sizing.estimated_nodes(surface, spacing, needs) <= 1.1 * sizing.MOST_DEFAULT_NODES
+    assert sizing.estimated_nodes(surface, spacing, needs) <= 1.1 * sizing.MAX_DEFAULT_NODES
     assert float(f"{spacing:.2g}") == spacing
 
 
@@ -122,9 +122,9 @@ def test_thick_shapes_give_no_warning():
 
 
 def test_noise_is_not_taken_for_thin_parts():
-    from lamina.cli.solve import sampled
+    from lamina.cli.solve import as_point_cloud
 
-    cloud = sampled(SPHERE, 10_000, 0.01, seed=0)
+    cloud = as_point_cloud(SPHERE, 10_000, 0.01, seed=0)
     assert sizing.thin_warning(cloud, 0.05, COUPLED) is None
     assert sizing.choose_spacing(cloud, COUPLED) == pytest.approx(0.05, rel=0.1)
 
@@ -149,7 +149,8 @@ def test_a_grid_that_does_not_fit_is_refused_in_bytes_before_anything_is_allocat
         lamina.Domain(SPHERE, 0.001, order=3)
     text = str(caught.value)
     needed = number_after("which need about", text)
-    assert needed == pytest.approx(4 * math.pi * sizing.ORDER[3].density / 1e-6 * sizing.ORDER[3].bytes, rel=0.01)
+    order3 = sizing.REQUIREMENTS_OF_ORDER[3]
+    assert needed == pytest.approx(4 * math.pi * order3.density / 1e-6 * order3.bytes, rel=0.01)
     assert "1e+09 bytes are free" in text
     fitting = number_after("a spacing of at least", text)
     with pytest.raises(AssertionError, match="work began"):
@@ -160,7 +161,7 @@ def test_a_grid_that_does_not_fit_is_refused_in_bytes_before_anything_is_allocat
 def test_estimate_of_memory_covers_what_the_operators_take(order):
     domain = lamina.Domain(SPHERE, 0.08, order=order)
     stored = sum(size for *_, size in domain.scheme.table())
-    assert stored < domain.unknowns * sizing.ORDER[order].bytes
+    assert stored < domain.unknowns * sizing.REQUIREMENTS_OF_ORDER[order].bytes
 
 
 def test_auto_takes_order_2_where_order_3_would_not_fit(monkeypatch):
@@ -248,5 +249,5 @@ def test_no_spacing_finer_than_the_samples_is_advised():
 
 
 def test_places_have_the_digits_that_tell_cells_apart():
-    assert sizing.place(torch.tensor([1234.5678, -0.02, 3.0]).numpy(), 0.05) == "(1234.568, -0.020, 3.000)"
-    assert sizing.place(torch.tensor([1234.5678, -20.0, 3.0]).numpy(), 39.0) == "(1235, -20, 3)"
+    assert sizing.formatted_point(torch.tensor([1234.5678, -0.02, 3.0]).numpy(), 0.05) == "(1234.568, -0.020, 3.000)"
+    assert sizing.formatted_point(torch.tensor([1234.5678, -20.0, 3.0]).numpy(), 39.0) == "(1235, -20, 3)"

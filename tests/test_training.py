@@ -15,11 +15,19 @@ import lamina
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors
 from lamina.learn.fit_data import random_rotations
+from lamina.paper.attention_loss import extension_weights, losses
 from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
-from lamina.paper.loss import extension_weights, losses
-from lamina.paper.training import FINAL, LOG, RESUME, Trainer, TrainingConfig, train, validation_error
-from lamina.paper.training_data import Batch, draw, monomials, patch_data, whole
-from lamina.paper.weights import load_network, save_network
+from lamina.paper.attention_training import (
+    CHECKPOINT_FILE,
+    LOG_FILE,
+    NETWORK_FILE,
+    Trainer,
+    TrainingConfig,
+    train,
+    validation_error,
+)
+from lamina.paper.attention_training_data import Batch, draw, fixed_batch, monomials, patch_data
+from lamina.paper.attention_weights import load_network, save_network
 
 SHAPE = NetworkConfig(k=60, width=8, spacing=0.25)
 RADIUS = 2.0  # over the spacing
@@ -45,7 +53,7 @@ def run(folder, plan=PLAN, shape=SHAPE, **options):
 
 
 def log_of(folder):
-    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / LOG_FILE).read_text().splitlines()]
 
 
 def bits(path):
@@ -148,7 +156,7 @@ def test_drawn_samples_belong_to_their_patch(features):
 
 def test_whole_patches_are_as_they_are():
     d = data()
-    b = whole(d, torch.tensor([4, 1]), int(d.count[4]))
+    b = fixed_batch(d, torch.tensor([4, 1]), int(d.count[4]))
     assert torch.equal(b.nodes, d.nodes[[4, 1]])
     assert torch.equal(b.features[0], d.features[d.first[4] : d.first[4] + d.count[4]])
 
@@ -251,7 +259,7 @@ def test_rate_rises_and_falls_to_nothing():
 def test_validation_error_is_the_mean_over_patches():
     """However they are cut into batches: some twice, and patch by patch."""
     network, d = AttentionNetwork(SHAPE), data()
-    mse = [float(losses(network, whole(d, torch.tensor([i]), 16))[0].detach()) for i in range(len(d))]
+    mse = [float(losses(network, fixed_batch(d, torch.tensor([i]), 16))[0].detach()) for i in range(len(d))]
     assert len(d) > 32
     assert validation_error(network, d, 16)[0] == pytest.approx(np.mean(mse), rel=1e-5)
 
@@ -305,7 +313,7 @@ def test_a_run_leaves_checkpoint_log_and_network(tmp_path):
     seen = []
     network = run(tmp_path / "new", report=lambda step, figures: seen.append((step, set(figures))))
     folder = tmp_path / "new"
-    assert sorted(p.name for p in folder.iterdir()) == sorted([FINAL, LOG, RESUME])
+    assert sorted(p.name for p in folder.iterdir()) == sorted([NETWORK_FILE, LOG_FILE, CHECKPOINT_FILE])
     lines = log_of(folder)
     assert [line["step"] for line in lines] == [4, 8, 12]
     assert all(set(line) == FIGURES for line in lines)
@@ -313,7 +321,7 @@ def test_a_run_leaves_checkpoint_log_and_network(tmp_path):
     assert [step for step, _ in seen] == list(range(1, 13))
     assert [step for step, names in seen if names] == [4, 8, 12]
     assert seen[3][1] == FIGURES - {"step"}
-    saved = load_network(folder / FINAL)
+    saved = load_network(folder / NETWORK_FILE)
     assert saved.config == SHAPE
     for key, value in network.state_dict().items():
         assert torch.equal(saved.state_dict()[key], value)
@@ -321,7 +329,7 @@ def test_a_run_leaves_checkpoint_log_and_network(tmp_path):
     error = validation_error(network, held, PLAN.samples)
     assert (lines[-1]["held_out_mse"], lines[-1]["held_out_nc"]) == pytest.approx(error, rel=1e-6)
     assert lines[-1]["strength"] == pytest.approx(float(network.strength.detach()))
-    notes = load_tensors(folder / FINAL)[1]
+    notes = load_tensors(folder / NETWORK_FILE)[1]
     assert (notes["surface"], notes["held_out"], notes["training"]["steps"]) == ("ellipsoid", "sphere", 12)
 
 
@@ -329,8 +337,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
     for name in ("a", "b"):
         run(tmp_path / name)
     other = run(tmp_path / "c", TrainingConfig(**{**vars(PLAN), "seed": 4}))
-    same = load_network(tmp_path / "b" / FINAL)
-    assert bits(tmp_path / "a" / FINAL) == bits(tmp_path / "b" / FINAL)
+    same = load_network(tmp_path / "b" / NETWORK_FILE)
+    assert bits(tmp_path / "a" / NETWORK_FILE) == bits(tmp_path / "b" / NETWORK_FILE)
     assert not torch.allclose(same.band_net[0].weight, other.band_net[0].weight)
 
 
@@ -339,15 +347,15 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
 def test_a_run_that_is_resumed_ends_in_the_same_bits(tmp_path, stop, learn_strength):
     """Whether it stopped at a validation or between two."""
     shape = NetworkConfig(k=60, width=8, spacing=0.25, learn_strength=learn_strength)
-    run(tmp_path / "whole", shape=shape)
+    run(tmp_path / "fixed_batch", shape=shape)
     halted = tmp_path / "halted"
     run(halted, shape=shape, stop_after=stop)
-    assert not (halted / FINAL).exists()
-    assert load_tensors(halted / RESUME)[1]["step"] == stop
+    assert not (halted / NETWORK_FILE).exists()
+    assert load_tensors(halted / CHECKPOINT_FILE)[1]["step"] == stop
     train(*surfaces(), halted, resume=True)
-    for name in (FINAL, RESUME):
-        assert bits(halted / name) == bits(tmp_path / "whole" / name)
-    expected = {line.pop("seconds") and line["step"]: line for line in log_of(tmp_path / "whole")}
+    for name in (NETWORK_FILE, CHECKPOINT_FILE):
+        assert bits(halted / name) == bits(tmp_path / "fixed_batch" / name)
+    expected = {line.pop("seconds") and line["step"]: line for line in log_of(tmp_path / "fixed_batch")}
     lines = log_of(halted)
     assert [line["step"] for line in lines] == sorted({4, 8, 12, stop})
     for line in lines:
@@ -362,7 +370,7 @@ def test_the_same_network_makes_the_same_file(tmp_path):
 
 
 def test_a_resumed_run_needs_its_checkpoint_and_takes_no_configuration(tmp_path):
-    with pytest.raises(InputError, match=RESUME):
+    with pytest.raises(InputError, match=CHECKPOINT_FILE):
         train(*surfaces(), tmp_path, resume=True)
     with pytest.raises(InputError, match="has the configuration of its checkpoint"):
         train(*surfaces(), tmp_path, SHAPE, PLAN, resume=True)
@@ -371,8 +379,8 @@ def test_a_resumed_run_needs_its_checkpoint_and_takes_no_configuration(tmp_path)
 def test_a_network_is_no_checkpoint_to_resume_from(tmp_path):
     folder = tmp_path / "run"
     run(folder)
-    (folder / FINAL).replace(folder / RESUME)
-    with pytest.raises(InputError, match=RESUME):
+    (folder / NETWORK_FILE).replace(folder / CHECKPOINT_FILE)
+    with pytest.raises(InputError, match=CHECKPOINT_FILE):
         train(*surfaces(), folder, resume=True)
 
 
@@ -391,40 +399,40 @@ TINY = (
 
 
 def test_training_on_the_command_line(program, tmp_path):
-    status, out, err = program("train", "-o", tmp_path / "a", *TINY, "--json")
+    status, out, err = program("paper", "train", "-o", tmp_path / "a", *TINY, "--json")
     assert (status, err) == (0, "")
     report = json.loads(out)
     assert report["out"] == str(tmp_path / "a")
     assert set(report) == FIGURES | {"out"}
     assert report["step"] == 6
-    network = load_network(tmp_path / "a" / FINAL)
+    network = load_network(tmp_path / "a" / NETWORK_FILE)
     assert (network.config.k, network.config.width, network.config.spacing) == (60, 8, 0.25)
-    assert load_tensors(tmp_path / "a" / FINAL)[1]["training"]["batch"] == 5
+    assert load_tensors(tmp_path / "a" / NETWORK_FILE)[1]["training"]["batch"] == 5
     assert [line["step"] for line in log_of(tmp_path / "a")] == [3, 6]
 
-    status, out, _ = program("train", "-o", tmp_path / "b", *TINY, "--stop-after", 3, "--json")
+    status, out, _ = program("paper", "train", "-o", tmp_path / "b", *TINY, "--stop-after", 3, "--json")
     assert (status, json.loads(out)["step"]) == (0, 3)
-    assert not (tmp_path / "b" / FINAL).exists()
+    assert not (tmp_path / "b" / NETWORK_FILE).exists()
     status, out, _ = program(
-        "train", "-o", tmp_path / "b", "--surface", "ellipsoid", "--held-out", "sphere", "--resume"
+        "paper", "train", "-o", tmp_path / "b", "--surface", "ellipsoid", "--held-out", "sphere", "--resume"
     )
     assert status == 0
     assert "held_out_mse" in out
-    assert bits(tmp_path / "b" / FINAL) == bits(tmp_path / "a" / FINAL)
+    assert bits(tmp_path / "b" / NETWORK_FILE) == bits(tmp_path / "a" / NETWORK_FILE)
 
 
 def test_options_of_the_network_on_the_command_line(program, tmp_path):
     options = ("--features", "curvatures,points", "--fixed-strength", "--strength", "0.5", "--activation", "silu")
-    status, _, _ = program("train", "-o", tmp_path, *TINY, *options, "--depth", 3, "--json")
+    status, _, _ = program("paper", "train", "-o", tmp_path, *TINY, *options, "--depth", 3, "--json")
     assert status == 0
-    config = load_network(tmp_path / FINAL).config
+    config = load_network(tmp_path / NETWORK_FILE).config
     assert config == NetworkConfig(60, 8, 3, "silu", ("points", "curvatures"), 0.5, False, 0.25)
 
 
 def test_no_features_on_the_command_line(program, tmp_path):
-    status, _, _ = program("train", "-o", tmp_path, *TINY, "--features", "none", "--json")
+    status, _, _ = program("paper", "train", "-o", tmp_path, *TINY, "--features", "none", "--json")
     assert status == 0
-    assert load_network(tmp_path / FINAL).config.features == ()
+    assert load_network(tmp_path / NETWORK_FILE).config.features == ()
 
 
 @pytest.mark.parametrize(
@@ -437,13 +445,13 @@ def test_no_features_on_the_command_line(program, tmp_path):
         (("--rate", "-1"), "rate"),
         (("--spacing", "-0.1"), "spacing"),
         (("--surface", "potato"), "potato"),
-        (("--resume",), RESUME),
+        (("--resume",), CHECKPOINT_FILE),
         (("--radius", "9"), "in no patch of 60 nodes"),
         (("--steps", "many"), "valid integer"),
     ],
 )
 def test_bad_options_end_with_status_two_and_a_sentence(program, tmp_path, options, words):
-    status, out, err = program("train", "-o", tmp_path / "out", *TINY, *options)
+    status, out, err = program("paper", "train", "-o", tmp_path / "out", *TINY, *options)
     assert (status, out) == (2, "")
     assert words in err
     assert "Traceback" not in err
@@ -452,7 +460,7 @@ def test_bad_options_end_with_status_two_and_a_sentence(program, tmp_path, optio
 @pytest.mark.slow
 def test_two_processes_train_the_network_of_one(tmp_path):
     """An odd batch, shared unequally; each process draws for all, so only sums are rounded differently."""
-    arguments = ("train", *TINY, "--json", "-o")
+    arguments = ("paper", "train", *TINY, "--json", "-o")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "lamina")
     done = subprocess.run(
@@ -461,7 +469,7 @@ def test_two_processes_train_the_network_of_one(tmp_path):
     assert done.returncode == 0, done.stderr
     plan = TrainingConfig(steps=6, batch=5, radius=2.0, grids=1, samples=8, validate_every=3)
     train(lamina.load("ellipsoid"), lamina.load("sphere"), tmp_path / "one", SHAPE, plan)
-    one, two = (load_network(tmp_path / name / FINAL) for name in ("one", "two"))
+    one, two = (load_network(tmp_path / name / NETWORK_FILE) for name in ("one", "two"))
     for key, value in one.state_dict().items():
         torch.testing.assert_close(two.state_dict()[key], value, rtol=1e-4, atol=1e-5)
     assert [line["step"] for line in log_of(tmp_path / "two")] == [3, 6]
@@ -471,12 +479,14 @@ def test_two_processes_train_the_network_of_one(tmp_path):
 
 
 def test_a_resumed_run_stays_on_its_surfaces(program, tmp_path):
-    status, _, _ = program("train", "-o", tmp_path, *TINY, "--surface", "sphere", "--stop-after", "2", "--json")
+    status, _, _ = program(
+        "paper", "train", "-o", tmp_path, *TINY, "--surface", "sphere", "--stop-after", "2", "--json"
+    )
     assert status == 0
-    status, _, _ = program("train", "-o", tmp_path, "--resume", "--json")
+    status, _, _ = program("paper", "train", "-o", tmp_path, "--resume", "--json")
     assert status == 0
     assert load_tensors(tmp_path / "attention.safetensors")[1]["surface"] == "sphere"
-    status, _, err = program("train", "-o", tmp_path, "--resume", "--surface", "torus", "--json")
+    status, _, err = program("paper", "train", "-o", tmp_path, "--resume", "--surface", "torus", "--json")
     assert status == 2
     assert "sphere" in err
 
@@ -484,8 +494,8 @@ def test_a_resumed_run_stays_on_its_surfaces(program, tmp_path):
 def test_what_cannot_be_written_or_used_is_said_before_training(program, tmp_path):
     taken = tmp_path / "file"
     taken.write_text("")
-    assert program("train", "-o", taken, *TINY)[0] == 2
-    assert program("train", "-o", tmp_path, *TINY, "--stop-after", "0")[0] == 2
-    assert program("train", "-o", tmp_path, *TINY, "--spacing", "5")[0] == 2
+    assert program("paper", "train", "-o", taken, *TINY)[0] == 2
+    assert program("paper", "train", "-o", tmp_path, *TINY, "--stop-after", "0")[0] == 2
+    assert program("paper", "train", "-o", tmp_path, *TINY, "--spacing", "5")[0] == 2
     if not torch.cuda.is_available():
-        assert program("train", "-o", tmp_path, *TINY, "--device", "cuda")[0] == 2
+        assert program("paper", "train", "-o", tmp_path, *TINY, "--device", "cuda")[0] == 2

@@ -23,7 +23,7 @@ from lamina.colours import CONTROLS
 from lamina.errors import InputError
 from lamina.surfaces.icosphere import icosphere
 from lamina.view.normals import corner_normals
-from lamina.view.page import MISSING, _template, page
+from lamina.view.page import MISSING_VALUE, _template, page
 from lamina.view.render import render
 from lamina.view.scene import Scene, grid_nodes, read_scene
 from schemes import of_scheme
@@ -98,7 +98,7 @@ def test_a_small_error_of_a_large_field_is_kept():
 
 
 def test_many_frames_are_kept_in_two_bytes(monkeypatch):
-    monkeypatch.setattr("lamina.view.page.WHOLE_NUMBERS", 1000)
+    monkeypatch.setattr("lamina.view.page.MAX_FLOAT_VALUES", 1000)
     header, arrays = held(page(ball(3)).text)
     values = header["values"]
     assert header["arrays"]["values"] == "u2"
@@ -110,7 +110,7 @@ def test_missing_values_are_marked():
     values = BALL[:, 0].copy()
     values[5] = np.nan
     header, arrays = held(page(Scene("ball", BALL, values[None], faces=BALL_FACES)).text)
-    assert arrays["values"][5] == np.float32(MISSING)
+    assert arrays["values"][5] == np.float32(MISSING_VALUE)
     assert header["values"]["high"] <= 1
 
 

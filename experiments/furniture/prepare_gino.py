@@ -23,9 +23,9 @@ import lamina
 from lamina.learn.signed_distance import signed_distance_target
 from lamina.paper.baselines.fem import SurfaceFEM
 from lamina.paper.baselines.gino import GINOConfig, signed_distances
+from lamina.paper.baselines.long_edges import split_long_edges
 from lamina.paper.baselines.reference import reference_poisson
-from lamina.paper.baselines.refinement import split_long_edges
-from lamina.paper.tables.paper import STAND_INS as SHAPES
+from lamina.paper.tables.published_numbers import STAND_INS as SHAPES
 from lamina.surfaces.spherical_map import spike
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "carry" / "gino" / "examples.npz"

@@ -29,8 +29,8 @@ from prepare_gino import EXAMPLES, FREQUENCIES, SHAPES, field
 from lamina import metrics
 from lamina.paper.baselines.gino import GINO, GINOConfig, Shape, save_gino
 from lamina.paper.baselines.gino_training import Example, train_gino
-from lamina.paper.tables.record import plain
-from lamina.paper.tables.results import circumstances
+from lamina.paper.tables.provenance import plain
+from lamina.paper.tables.result_files import circumstances
 
 HERE = Path(__file__).resolve().parent
 SETS = ("spike", "single", "overfitted")

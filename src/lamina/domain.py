@@ -18,22 +18,22 @@ from lamina.device import available, in_own_precision
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.geometry.lattice import Lattice
-from lamina.grid.cut import cut_surface, left_out
+from lamina.grid.cut import cut_surface, cut_warnings
 from lamina.grid.cut_surface import CutSurface
 from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves
 from lamina.grid.quadrature import Quadrature
 from lamina.grid.rim import Rim
 from lamina.grid.sizing import (
-    ORDER,
-    Needs,
+    REQUIREMENTS_OF_ORDER,
+    GridRequirements,
     check_memory,
     check_spacing,
     choose_spacing,
     spacing_for_nodes,
     thin_warning,
 )
-from lamina.linear.adjoint import Sparse
 from lamina.linear.components import ComponentMean
+from lamina.linear.operator import SparseOperator
 from lamina.progress import progress
 from lamina.reconstruction.choose import Reconstruction, has_the_points_of, reconstruct_as_asked
 from lamina.spaces.galerkin import smooth_enough_for_order_3
@@ -144,14 +144,14 @@ class Domain:
                           stacklevel=3)  # fmt: skip
             order = order or 2
         order = order or "auto"
-        if order != "auto" and order not in ORDER:
+        if order != "auto" and order not in REQUIREMENTS_OF_ORDER:
             raise InputError(f'order must be 2, 3 or "auto", got {order!r}.')
         start = time.perf_counter()
         self._take(surface, spacing, nodes, extension, reconstruction, origin, device, dtype)
         with progress("building", show_progress) as update:
             update(0.0, "cutting cells")
             self.order, self.order_reason, cut = self._choose_order(order, spacing, nodes)
-            self._scheme_warnings = left_out(cut)
+            self._scheme_warnings = cut_warnings(cut)
             built = time.perf_counter()
             update(0.5, "assembling")
             self.scheme = CutCellOperators(cut)
@@ -196,14 +196,14 @@ class Domain:
         how well they resolve the surface.
         """
         if isinstance(order, int):
-            self._place(ORDER[order], spacing, nodes)
+            self._place(REQUIREMENTS_OF_ORDER[order], spacing, nodes)
             return order, "asked for", cut_surface(self.geometry, self.lattice, degree=order - 1)
         if self.geometry.faceted:
             why = "a mesh has creases, rims and parts of any kind, and order 2 bears them all"
-            self._place(ORDER[2], spacing, nodes)
+            self._place(REQUIREMENTS_OF_ORDER[2], spacing, nodes)
             return 2, why, cut_surface(self.geometry, self.lattice, degree=1)
         try:
-            self._place(ORDER[3], spacing, nodes)
+            self._place(REQUIREMENTS_OF_ORDER[3], spacing, nodes)
             cut = cut_surface(self.geometry, self.lattice, degree=2)
         except InputError as refused:  # too many unknowns or too large cells; order 2 may work with this spacing
             why = f"order 3 is refused: {refused}"
@@ -211,10 +211,10 @@ class Domain:
             smooth, why = smooth_enough_for_order_3(cut)
             if smooth:
                 return 3, why, cut
-        self._place(ORDER[2], spacing, nodes)
+        self._place(REQUIREMENTS_OF_ORDER[2], spacing, nodes)
         return 2, why, cut_surface(self.geometry, self.lattice, degree=1)
 
-    def _place(self, needs: Needs, spacing: float | None, nodes: int | None, shift: bool = True) -> None:
+    def _place(self, needs: GridRequirements, spacing: float | None, nodes: int | None, shift: bool = True) -> None:
         """Choose the lattice for this surface and for the functions on it.
 
         shift: whether to move it off the symmetry planes of the surface, so that flat faces do not lie in lattice
@@ -235,7 +235,7 @@ class Domain:
         """Build what follows from surface and operators."""
         self.readout = self.scheme.readout(self.own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
-        self._interpolations: list[tuple[Tensor, Sparse]] = []
+        self._interpolations: list[tuple[Tensor, SparseOperator]] = []
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
@@ -365,7 +365,7 @@ class Domain:
         """
         return self._from_points(x) @ values
 
-    def _from_points(self, x: Tensor) -> Sparse:
+    def _from_points(self, x: Tensor) -> SparseOperator:
         """The map from values at `points` to surface points x.
 
         The last few maps are kept, because the points of operators and conditions recur with every solve.
@@ -380,7 +380,7 @@ class Domain:
         return found
 
     @cached_property
-    def _loading(self) -> tuple[Sparse | None, Sparse]:
+    def _loading(self) -> tuple[SparseOperator | None, SparseOperator]:
         """The matrices that make the load of values at `points`: from values at the source points to the load, and from
         values at `points` to the source points. The first is None if the second is their product.
         """

@@ -27,8 +27,8 @@ from lamina.checks import positive_integer
 from lamina.device import in_own_precision
 from lamina.domain import Domain
 from lamina.errors import InputError
-from lamina.linear.adjoint import transforming
 from lamina.linear.krylov import check_convergence
+from lamina.linear.operator import transforming
 from lamina.pde.boundary import pose
 from lamina.pde.conditions import Condition, checked
 from lamina.pde.poisson import checked_number, default_tolerance

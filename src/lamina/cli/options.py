@@ -1,9 +1,11 @@
-"""Options that several commands have, and how their results are printed."""
+"""Options that several commands share, and how results are printed."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +21,7 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-class Form(StrEnum):
+class SampleForm(StrEnum):
     points = "points"
 
 
@@ -28,19 +30,19 @@ class Precision(StrEnum):
     float64 = "float64"
 
 
-# Headings of the options in the help, in this order.
-EQUATION = "Equation"
-TIME = "Time"
-CONDITIONS = "Conditions"
-SURFACE = "Changing the surface"
-GRID = "Grid"
-RESULT = "Result"
-READING = "Reading a file"
-SCHEME = "Schemes, and the paper's method"
+# Headings of the options in the help.
+EQUATION_PANEL = "Equation"
+TIME_PANEL = "Time"
+CONDITIONS_PANEL = "Conditions"
+SURFACE_PANEL = "Changing the surface"
+GRID_PANEL = "Grid"
+RESULT_PANEL = "Result"
+READING_PANEL = "Reading a file"
+SCHEME_PANEL = "Schemes, and the paper's method"
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists its options under headings, in the order of their first option."""
+    """A command whose help lists its options under headings, ordered by the first option of each heading."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -55,6 +57,24 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
+class MovedCommand(GroupedCommand):
+    """A command of version 0.1 that goes on working for one release. It says on stderr what to type instead."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if is_first_process():
+            print(
+                f"lamina: `lamina {self.name}` is now `lamina paper {self.name}`, with the same options; the old name "
+                "works for one more release.",
+                file=sys.stderr,
+            )
+        return super().invoke(ctx)
+
+
+def is_first_process() -> bool:
+    """Whether this process is the only one, or the first of those that torchrun started: it prints for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 SurfaceArg = Annotated[
     str,
     typer.Argument(
@@ -66,119 +86,137 @@ SurfaceArg = Annotated[
 Activation = Annotated[
     str | None,
     typer.Option(
-        help="Of a neural field: relu, elu, tanh, softplus:100, leaky_relu, gelu, silu or sin.", rich_help_panel=READING
+        help="Neural field: its activation: relu, elu, tanh, softplus:100, leaky_relu, gelu, silu or sin.",
+        rich_help_panel=READING_PANEL,
     ),
 ]
 Omega = Annotated[
-    float | None, typer.Option(help="Of a neural field: omega in sin(omega (W x + b)).", rich_help_panel=READING)
+    float | None, typer.Option(help="Neural field: omega in sin(omega (W x + b)).", rich_help_panel=READING_PANEL)
 ]
 FieldKind = Annotated[
     str | None,
     typer.Option(
         "--field",
-        help="What a neural field gives: sdf, logit or probability (of being inside).",
-        rich_help_panel=READING,
+        help="Neural field: what its values are: sdf, logit or probability (of being inside).",
+        rich_help_panel=READING_PANEL,
     ),
 ]
 Level = Annotated[
-    float | None, typer.Option(help="Of a neural field: its value on the surface.", rich_help_panel=READING)
+    float | None, typer.Option(help="Neural field: its value on the surface.", rich_help_panel=READING_PANEL)
 ]
 Bounds = Annotated[
     str | None,
-    typer.Option(help='Of a neural field: the box with the surface, "x0,y0,z0,x1,y1,z1".', rich_help_panel=READING),
+    typer.Option(help='Neural field: box that holds the surface, "x0,y0,z0,x1,y1,z1".', rich_help_panel=READING_PANEL),
 ]
 Latent = Annotated[
     str | None,
     typer.Option(
-        help="Of a neural field: number of a latent code, its entries, or a file (.npy, .pth).", rich_help_panel=READING
+        help="Neural field: latent code, as its number, its entries, or a file (.npy, .pth).",
+        rich_help_panel=READING_PANEL,
     ),
 ]
 Exact = Annotated[
     str | None,
-    typer.Option(help="Exact solution in x, y, z (and t for heat); adds errors to the report.", rich_help_panel=RESULT),
+    typer.Option(
+        help="Exact solution in x, y, z (heat: and t); its errors are reported.", rich_help_panel=RESULT_PANEL
+    ),
 ]
 Spacing = Annotated[
-    float | None, typer.Option(help="Grid spacing; by default chosen from the shape.", rich_help_panel=GRID)
+    float | None, typer.Option(help="Grid spacing; by default chosen from the shape.", rich_help_panel=GRID_PANEL)
 ]
 Nodes = Annotated[
-    int | None, typer.Option(help="About how many grid nodes, instead of a spacing.", rich_help_panel=GRID)
+    int | None, typer.Option(help="Approximate number of grid nodes, instead of a spacing.", rich_help_panel=GRID_PANEL)
 ]
 Order = Annotated[
     str | None,
-    typer.Option(help="Order of accuracy: 2, 3, or auto, which measures the surface.", rich_help_panel=GRID),
+    typer.Option(help="Order of accuracy: 2, 3, or auto, which chooses by the shape.", rich_help_panel=GRID_PANEL),
 ]
 ReconstructionOpt = Annotated[
     str,
     typer.Option(
         "--reconstruction",
         help="Of points and splats: make the surface from fits, jets or triangles; auto chooses.",
-        rich_help_panel=GRID,
+        rich_help_panel=GRID_PANEL,
     ),
 ]
 Extension = Annotated[
     str,
     typer.Option(
-        help="auto, closest-point, jet, neural (lamina's network) or attention (the paper's).", rich_help_panel=SCHEME
+        help="auto, closest-point, jet, neural (lamina's network) or attention (the paper's network).",
+        rich_help_panel=SCHEME_PANEL,
     ),
 ]
 Scheme = Annotated[
-    str | None, typer.Option(help="Baselines: coupled, or shell (the paper's).", rich_help_panel=SCHEME)
+    str | None, typer.Option(help="Baseline scheme: coupled, or shell (the paper's).", rich_help_panel=SCHEME_PANEL)
 ]
 Weights = Annotated[
     Path | None,
-    typer.Option(help="With --extension attention: weights other than those shipped.", rich_help_panel=SCHEME),
+    typer.Option(
+        help="With --extension attention: file of trained weights, instead of those shipped.",
+        rich_help_panel=SCHEME_PANEL,
+    ),
 ]
 BandRadius = Annotated[
     float | None,
-    typer.Option(help="With --scheme shell: radius of the band; by default 4.5 spacings.", rich_help_panel=SCHEME),
+    typer.Option(
+        help="With --scheme shell: radius of the band; by default 4.5 spacings.", rich_help_panel=SCHEME_PANEL
+    ),
 ]
 Readout = Annotated[
-    str | None, typer.Option(help="With --scheme shell: interpolation or rbf.", rich_help_panel=SCHEME)
+    str | None,
+    typer.Option(
+        help="With --scheme shell: how values are read at points, interpolation or rbf.", rich_help_panel=SCHEME_PANEL
+    ),
 ]
 As = Annotated[
-    Form | None,
-    typer.Option("--as", help="Sample the surface first and solve on the samples.", rich_help_panel=SURFACE),
+    SampleForm | None,
+    typer.Option(
+        "--as", help="Take random samples of the surface first and solve on these.", rich_help_panel=SURFACE_PANEL
+    ),
 ]
-Samples = Annotated[int, typer.Option(help="With --as points: how many samples.", rich_help_panel=SURFACE)]
+Samples = Annotated[int, typer.Option(help="With --as points: number of samples.", rich_help_panel=SURFACE_PANEL)]
 Noise = Annotated[
     float,
     typer.Option(
-        help="With --as points: standard deviation of the noise added to each coordinate.", rich_help_panel=SURFACE
+        help="With --as points: standard deviation of the noise added to each coordinate.",
+        rich_help_panel=SURFACE_PANEL,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.", rich_help_panel=SURFACE)]
+Seed = Annotated[int, typer.Option(help="With --as points: seed of the sampling.", rich_help_panel=SURFACE_PANEL)]
 Denoise = Annotated[
     bool,
     typer.Option(
-        "--denoise", help="Of a mesh: find the noise on its vertices and smooth it away first.", rich_help_panel=SURFACE
+        "--denoise",
+        help="Mesh: measure the noise of its vertices and smooth it away first.",
+        rich_help_panel=SURFACE_PANEL,
     ),
 ]
-DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.", rich_help_panel=GRID)]
-DType = Annotated[Precision, typer.Option(help="Precision.", rich_help_panel=GRID)]
+DeviceOpt = Annotated[Device, typer.Option(help="Where to compute.", rich_help_panel=GRID_PANEL)]
+DType = Annotated[Precision, typer.Option(help="Precision of the solve.", rich_help_panel=GRID_PANEL)]
 Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
         "-o",
-        help="Folder for the solution (PLY), pictures, a page to look at it (HTML) and a report.",
-        rich_help_panel=RESULT,
+        help="Folder for the solution (PLY), pictures, a page for the browser (HTML) and a report.",
+        rich_help_panel=RESULT_PANEL,
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.", rich_help_panel=RESULT)
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.", rich_help_panel=RESULT_PANEL)
 ]
 
 
 Viewpoint = Annotated[
     str | None,
     typer.Option(
-        help='Of points without normals: from where they were seen, "x,y,z"; normals look there.',
-        rich_help_panel=READING,
+        help='Points without normals: position of the scanner, "x,y,z"; normals turn towards it.',
+        rich_help_panel=READING_PANEL,
     ),
 ]
 
 
-def said_of_surface(
+def reading_options(
     activation: str | None,
     omega: float | None,
     kind: str | None,
@@ -187,7 +225,7 @@ def said_of_surface(
     latent: str | None,
     viewpoint: str | None,
 ) -> dict[str, Any]:
-    """What the user says of a file beyond what it says itself, as lamina.load takes it."""
+    """The options that tell how to read a file, under the names that lamina.load takes."""
     box = None if bounds is None else _numbers("bounds", bounds, "x0,y0,z0,x1,y1,z1")
     return {
         "activation": activation,
@@ -211,13 +249,14 @@ def _numbers(option: str, text: str, form: str) -> list[float]:
     return numbers
 
 
-def say_next(purpose: str, command: str, path: Path, as_json: bool) -> None:
-    """The last line: what to type next."""
+def print_next_command(purpose: str, command: str, path: Path, as_json: bool) -> None:
+    """Print the command to type next, as the last line."""
     if not as_json:
         print(f"\nTo {purpose}: lamina {command} {shlex.quote(str(path))}")
 
 
 def print_facts(facts: dict[str, Any], as_json: bool) -> None:
+    """Print names and values in two columns, or as one JSON object."""
     if as_json:
         print(json.dumps(facts))
         return
@@ -233,5 +272,5 @@ def print_facts(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def as_order(text: str | None) -> int | str | None:
-    """What --order asks for: a number, "auto", or None. Other words go through, to be refused where they are known."""
+    """The value of --order: a number, "auto", or None. Other words are passed on; the Domain refuses them."""
     return int(text) if text is not None and text.lstrip("-").isdigit() else text

@@ -1,4 +1,4 @@
-"""lamina reproduce."""
+"""`lamina paper reproduce`: run the tables of the CVPR 2026 paper anew."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ import typer
 
 from lamina.cli.options import Device, DeviceOpt, Json, print_facts
 from lamina.errors import InputError, SolveError
-from lamina.paper.tables.base import Table
+from lamina.paper.tables.table import Table
 
 
 def reproduce(
     table: Annotated[str, typer.Argument(help='The name of a table, "all", or "list", which prints the names.')],
-    quick: Annotated[bool, typer.Option("--quick", help="A small form, in seconds, on shapes made by code.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small form that takes seconds and needs no data.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for results, tables and the page; by default reproduction."),
+        typer.Option("--out", "-o", help="Folder for results, tables and the page; by default ./reproduction."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the evaluation shapes; by default LAMINA_DATA.")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds, where a table has a spread.")] = 5,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the evaluation shapes; by default the variable LAMINA_DATA.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, for tables with a spread.")] = 5,
     device: DeviceOpt = Device.cpu,
     json_: Json = False,
 ) -> None:
-    """Run a table of the CVPR 2026 paper anew, the paper's numbers beside ours; all: every one, and a page of them."""
-    from lamina.paper.tables.base import Setting
-    from lamina.paper.tables.definitions import markdown
+    """Run a table of the CVPR 2026 paper anew and print it beside the paper's numbers. "all" runs every table."""
+    from lamina.paper.tables.grids import markdown
     from lamina.paper.tables.registry import TABLES, run
     from lamina.paper.tables.report import page
+    from lamina.paper.tables.table import Setting
     from lamina.progress import progress
 
     if table == "list":
@@ -42,24 +44,26 @@ def reproduce(
         raise InputError(f"There is no table {table!r}; known: all, {', '.join(TABLES)}.")
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; expected at least 1.")
-    named = os.environ.get("LAMINA_DATA")
-    data = data or (Path(named) if named else None)
+    variable = os.environ.get("LAMINA_DATA")
+    data = data or (Path(variable) if variable else None)
     if data is not None and not data.is_dir():
-        raise InputError(f"{data} is not a folder; name that of the evaluation shapes by --data or LAMINA_DATA.")
-    folder = _made(out or Path("reproduction"))
-    given = {"--quick": quick, "--out": out, "--seeds": seeds if seeds != 5 else None, "--device": device.value}
-    shown = [[name] if value is True else [name, str(value)] for name, value in given.items() if value]
-    command = shlex.join(["lamina", "reproduce", table, *(word for option in shown for word in option)])
+        raise InputError(f"{data} is not a folder; name the folder of the evaluation shapes by --data or LAMINA_DATA.")
+    folder = _make_folder(out or Path("reproduction"))
+    options = {"--quick": quick, "--out": out, "--seeds": seeds if seeds != 5 else None, "--device": device.value}
+    typed = [[name] if value is True else [name, str(value)] for name, value in options.items() if value]
+    command = shlex.join(["lamina", "paper", "reproduce", table, *(word for option in typed for word in option)])
     chosen = list(TABLES.values()) if table == "all" else [TABLES[table]]
-    made, left = {}, []
+    written, skipped = {}, []
     with progress("reproducing", False if json_ else None) as update:
         earlier: dict = {}
         for i, t in enumerate(chosen):
-            if table == "all" and not quick and (reason := _left_out(t, data, device)):
-                left.append(f"{t.name}: {reason}")
+            if table == "all" and not quick and (reason := _reason_to_skip(t, data, device)):
+                skipped.append(f"{t.name}: {reason}")
                 continue
-            if quick and _whole(folder / t.name / "results.json"):
-                raise InputError(f"{folder / t.name} has results that are not of the quick form; use another --out.")
+            if quick and _has_full_results(folder / t.name / "results.json"):
+                raise InputError(
+                    f"{folder / t.name} has results of the full form, which --quick would overwrite; use another --out."
+                )
 
             def report(fraction: float, what: str, i: int = i, name: str = t.name) -> None:
                 update((i + min(fraction, 0.99)) / len(chosen), f"{name}: {what}")
@@ -70,35 +74,35 @@ def reproduce(
             except (InputError, SolveError) as error:
                 if table != "all":
                     raise
-                left.append(f"{t.name}: {error}")
+                skipped.append(f"{t.name}: {error}")
                 continue
-            made[t.name] = str(folder / t.name / "table.md")
+            written[t.name] = str(folder / t.name / "table.md")
             if not json_:
                 print(markdown(t, rows, quick=quick), flush=True)
     (folder / "index.html").write_text(page(folder, TABLES.values()), encoding="utf-8")
-    for line in left:
+    for line in skipped:
         print(f"Left out: {line}", file=sys.stderr)
-    print_facts({"page": str(folder / "index.html"), **made}, json_)
+    print_facts({"page": str(folder / "index.html"), **written}, json_)
 
 
-def _made(folder: Path) -> Path:
-    """The folder, made now rather than after the work."""
+def _make_folder(folder: Path) -> Path:
+    """Make the folder before the work, so that a bad name costs no time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {folder} cannot be made: {error.strerror}; name a folder that can be.") from None
+        raise InputError(f"--out {folder} cannot be made: {error.strerror}; name another folder.") from None
     return folder
 
 
-def _whole(results: Path) -> bool:
-    """Whether there are results, and not of the quick form."""
+def _has_full_results(results: Path) -> bool:
+    """Whether the file exists and holds results of the full form."""
     return results.exists() and json.loads(results.read_text()).get("quick") is not True
 
 
-def _left_out(table: Table, data: Path | None, device: Device) -> str:
-    """Why "all" leaves a table out; nothing if it does not."""
+def _reason_to_skip(table: Table, data: Path | None, device: Device) -> str:
+    """Why "all" leaves a table out; empty if it does not."""
     if table.needs_data and data is None:
         return "it needs the evaluation shapes; name their folder by --data or LAMINA_DATA."
     if table.trains and device is Device.cpu:
-        return "it trains dozens of networks, which takes hours without a GPU; use --device cuda, or name it."
+        return "it trains dozens of networks, which takes hours without a GPU; use --device cuda, or name this table."
     return ""

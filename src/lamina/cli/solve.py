@@ -1,4 +1,4 @@
-"""lamina solve, lamina info."""
+"""`lamina solve` and `lamina info`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import typer
 
 from lamina.cli.conditions import ClipOpt, DirichletOpt, NeumannOpt, RobinOpt, conditions
 from lamina.cli.options import (
-    EQUATION,
-    RESULT,
-    TIME,
+    EQUATION_PANEL,
+    RESULT_PANEL,
+    TIME_PANEL,
     Activation,
     As,
     BandRadius,
@@ -28,7 +28,6 @@ from lamina.cli.options import (
     Exact,
     Extension,
     FieldKind,
-    Form,
     GroupedCommand,
     Json,
     Latent,
@@ -41,6 +40,7 @@ from lamina.cli.options import (
     Precision,
     Readout,
     ReconstructionOpt,
+    SampleForm,
     Samples,
     Scheme,
     Seed,
@@ -50,13 +50,14 @@ from lamina.cli.options import (
     Weights,
     as_order,
     print_facts,
-    said_of_surface,
-    say_next,
+    print_next_command,
+    reading_options,
 )
-from lamina.cli.spots import spots
+from lamina.cli.spots import initial_spots
 from lamina.errors import InputError
 
-GIF_FRAMES = 24
+PLAYED_STATES = 24  # States of an animation or of a page that plays, where --frames does not say how many.
+MIN_CLI_SAMPLES = 20  # Fewer samples are refused: they do not show what the surface is.
 
 solve = typer.Typer(help="Solve a PDE on a surface.", no_args_is_help=True)
 
@@ -65,11 +66,13 @@ solve = typer.Typer(help="Solve a PDE on a surface.", no_args_is_help=True)
 def solve_poisson(
     surface: SurfaceArg,
     rhs: Annotated[
-        str, typer.Option(help="Right-hand side f of Laplacian(u) = f, in x, y, z.", rich_help_panel=EQUATION)
+        str, typer.Option(help="Right-hand side f of Laplacian(u) = f, in x, y, z.", rich_help_panel=EQUATION_PANEL)
     ],
-    screening: Annotated[float, typer.Option(help="c in Laplacian(u) - c u = f.", rich_help_panel=EQUATION)] = 0.0,
+    screening: Annotated[
+        float, typer.Option(help="c in Laplacian(u) - c u = f.", rich_help_panel=EQUATION_PANEL)
+    ] = 0.0,
     tolerance: Annotated[
-        float | None, typer.Option(help="Relative residual to reach.", rich_help_panel=EQUATION)
+        float | None, typer.Option(help="Relative residual to reach.", rich_help_panel=EQUATION_PANEL)
     ] = None,
     dirichlet: DirichletOpt = None,
     neumann: NeumannOpt = None,
@@ -102,27 +105,27 @@ def solve_poisson(
     out: Out = None,
     json_: Json = False,
 ) -> None:
-    """Solve Laplacian(u) = f; on a closed surface u has zero mean and the mean of f is removed."""
+    """Solve Laplacian(u) = f. On a closed surface the mean of f is removed and u has zero mean."""
     run = _Run("poisson", json_, out)
 
     from lamina.expression import parse
     from lamina.pde.poisson import poisson
 
     f, true = parse(rhs), None if exact is None else parse(exact)
-    said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
+    reading = reading_options(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
-        surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
+        surface, form, samples, noise, seed, reading=reading, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
         order=as_order(order), reconstruction=reconstruction, extension=extension, weights=weights,
         device=device.value, dtype=dtype.value,
         baseline={"scheme": scheme, "band_radius": band_radius, "readout": readout},
     )  # fmt: skip
-    held = conditions(dirichlet, neumann, robin)
+    given = conditions(dirichlet, neumann, robin)
     run.conditions = [*(dirichlet or ()), *(neumann or ()), *(robin or ())]
-    u = poisson(domain, f, held, screening=screening, tolerance=tolerance, show_progress=run.progress)
+    u = poisson(domain, f, given, screening=screening, tolerance=tolerance, show_progress=run.progress)
     if true is not None:
         run.add_errors(u, u.values, true, remove_mean=screening == 0 and not (dirichlet or robin))
-    asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
-    run.finish(u, {"rhs": rhs, "exact": exact, "screening": screening, **_given(asked)})
+    options = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
+    run.finish(u, {"rhs": rhs, "exact": exact, "screening": screening, **_without_none(options)})
 
 
 @solve.command("heat", cls=GroupedCommand)
@@ -132,37 +135,45 @@ def solve_heat(
         str | None,
         typer.Option(
             help="Initial state, in x, y, z; by default hot and cold spots that suit the shape.",
-            rich_help_panel=EQUATION,
+            rich_help_panel=EQUATION_PANEL,
         ),
     ] = None,
     time_: Annotated[
         float | None,
         typer.Option(
             "--time",
-            help="How long to diffuse; by default until such spots have fallen to half.",
-            rich_help_panel=TIME,
+            help="How long to diffuse; by default until the default spots have fallen to half.",
+            rich_help_panel=TIME_PANEL,
         ),
     ] = None,
     snapshots: Annotated[
-        int, typer.Option(help="Keep (and check against --exact) so many equally spaced moments.", rich_help_panel=TIME)
+        int,
+        typer.Option(
+            help="Number of equally spaced times at which u is kept and compared with --exact.",
+            rich_help_panel=TIME_PANEL,
+        ),
     ] = 1,
-    steps: Annotated[int | None, typer.Option(help="Equal steps; by default adaptive.", rich_help_panel=TIME)] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Number of equal steps; by default steps are adaptive.", rich_help_panel=TIME_PANEL),
+    ] = None,
     accuracy: Annotated[
-        float, typer.Option(help="Error of an adaptive step over the range of u.", rich_help_panel=TIME)
+        float, typer.Option(help="Largest error of an adaptive step, over the range of u.", rich_help_panel=TIME_PANEL)
     ] = 1e-5,
     frames: Annotated[
         int | None,
         typer.Option(
-            help="Keep so many equally spaced states, from the first to the last, to play; with --out and without "
-            "--initial, 24.",
-            rich_help_panel=TIME,
+            help="Number of equally spaced states to play, from the first to the last; 24 with --out and without "
+            "--initial.",
+            rich_help_panel=TIME_PANEL,
         ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="tr-bdf2 or euler (explicit; the shell scheme's).", rich_help_panel=TIME)
+        str | None,
+        typer.Option(help="tr-bdf2, or euler (explicit steps, for --scheme shell).", rich_help_panel=TIME_PANEL),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Relative residual of each linear solve.", rich_help_panel=TIME)
+        float | None, typer.Option(help="Relative residual of each linear solve.", rich_help_panel=TIME_PANEL)
     ] = None,
     dirichlet: DirichletOpt = None,
     neumann: NeumannOpt = None,
@@ -194,10 +205,12 @@ def solve_heat(
     exact: Exact = None,
     out: Out = None,
     gif: Annotated[
-        bool, typer.Option("--gif", help="With --out: an animation, solution.gif.", rich_help_panel=RESULT)
+        bool,
+        typer.Option("--gif", help="With --out: also write an animation, solution.gif.", rich_help_panel=RESULT_PANEL),
     ] = False,
     mp4: Annotated[
-        bool, typer.Option("--mp4", help="With --out: the same as solution.mp4; needs ffmpeg.", rich_help_panel=RESULT)
+        bool,
+        typer.Option("--mp4", help="With --out: also write solution.mp4; needs ffmpeg.", rich_help_panel=RESULT_PANEL),
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -208,27 +221,27 @@ def solve_heat(
     from lamina.pde.heat import heat
 
     if initial is not None:
-        parse(initial)  # refused before anything is built
+        parse(initial)  # a bad formula is refused before anything is built
     true = None if exact is None else parse(exact, variables=("x", "y", "z", "t"))
     if snapshots < 1:
         raise InputError(f"--snapshots must be at least 1, got {snapshots}.")
     if (gif or mp4) and out is None:
         raise InputError("--gif and --mp4 need --out, the folder to write to.")
-    # Spots that spread are there to be watched: their page plays from the first state to the last.
-    watched = out is not None and initial is None and exact is None and snapshots == 1 and steps is None
-    if (gif or mp4 or watched) and frames is None:
-        frames = GIF_FRAMES
-    said = said_of_surface(activation, omega, field, level, bounds, latent, viewpoint)
+    # The default spots are there to be watched: the page of their solution plays from the first state to the last.
+    plays = out is not None and initial is None and exact is None and snapshots == 1 and steps is None
+    if (gif or mp4 or plays) and frames is None:
+        frames = PLAYED_STATES
+    reading = reading_options(activation, omega, field, level, bounds, latent, viewpoint)
     domain = run.domain(
-        surface, form, samples, noise, seed, said=said, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
+        surface, form, samples, noise, seed, reading=reading, denoise=denoise, clip=clip, spacing=spacing, nodes=nodes,
         order=as_order(order), reconstruction=reconstruction, extension=extension, weights=weights,
         device=device.value, dtype=dtype.value,
         baseline={"scheme": scheme, "band_radius": band_radius, "readout": readout},
     )  # fmt: skip
     low, high = domain.surface.bounds
     half = float((high - low).max()) / 2
-    suited, spreading = spots(domain.points, half, domain.resolution)
-    initial = suited if initial is None else initial
+    spots, spreading = initial_spots(domain.points, half, domain.resolution)
+    initial = spots if initial is None else initial
     time_ = spreading if time_ is None else time_
     run.conditions = [*(dirichlet or ()), *(neumann or ()), *(robin or ())]
     moments = [time_ * ((i + 1) / snapshots) for i in range(snapshots)]
@@ -240,12 +253,12 @@ def solve_heat(
     if true is not None:
         for moment, values in zip(u.times, u.snapshots, strict=True):
             run.add_errors(u, values, partial(true, t=moment), time=moment)
-    asked = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
+    options = {"dirichlet": dirichlet, "neumann": neumann, "robin": robin, "clip": clip}
     run.animations = [name for name, wanted in (("solution.gif", gif), ("solution.mp4", mp4)) if wanted]
-    run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method, **_given(asked)})
+    run.finish(u, {"initial": initial, "time": time_, "exact": exact, "method": method, **_without_none(options)})
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def _without_none(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -260,12 +273,12 @@ def info(
     viewpoint: Viewpoint = None,
     json_: Json = False,
 ) -> None:
-    """Say what a surface is: representation, size, area, parts, thickness, the spacing lamina would use."""
+    """Print what is known of a surface: representation, size, area, parts, thickness, and the default grid."""
     from lamina.domain import default_grid
     from lamina.grid.sizing import describe
     from lamina.surfaces.files import load
 
-    shape = load(surface, **said_of_surface(activation, omega, field, level, bounds, latent, viewpoint))
+    shape = load(surface, **reading_options(activation, omega, field, level, bounds, latent, viewpoint))
     chosen = default_grid(shape)
     facts = describe(shape) | {
         "order": chosen.order,
@@ -282,7 +295,7 @@ def info(
 
 
 class _Run:
-    """One solve from surface to files: what it took, what came out."""
+    """One solve, from the surface to the files: its times, errors and report."""
 
     def __init__(self, problem: str, as_json: bool, out: Path | None):
         self.problem, self.as_json, self.out = problem, as_json, out
@@ -291,19 +304,19 @@ class _Run:
         self.errors: dict[str, Any] = {}
         self.exact: list[Callable[[Any], Any]] = []  # the exact states that u is compared with
         self.remove_mean = False
-        self.conditions: list[str] = []  # as they were typed, in the order in which they are solved with
+        self.conditions: list[str] = []  # as typed, in the order of the solver
         self.animations: list[str] = []
         self.start = time.perf_counter()
 
     def domain(
         self,
         name: str,
-        form: Form | None,
+        form: SampleForm | None,
         samples: int,
         noise: float,
         seed: int,
         *,
-        said: dict[str, Any],
+        reading: dict[str, Any],
         denoise: bool,
         clip: str | None,
         dtype: str,
@@ -326,7 +339,7 @@ class _Run:
                 raise InputError(f"--weights goes with --extension attention, not with {extension}.")
             extension = Attention(weights)
         begin = time.perf_counter()
-        surface = load(name, **said)
+        surface = load(name, **reading)
         if denoise:
             if not isinstance(surface, Mesh):
                 raise InputError(f"--denoise is for meshes; {name} is a {surface.representation}.")
@@ -335,24 +348,24 @@ class _Run:
             surface = clipped(surface, parse(clip))
         original = surface
         if form is not None:
-            surface = sampled(surface, samples, noise, seed)
+            surface = as_point_cloud(surface, samples, noise, seed)
         elif noise:
             raise InputError("--noise goes with --as points, which samples the surface first.")
         self.seconds["load"] = time.perf_counter() - begin
-        # Options of baselines only where they were given: lamina.Domain itself has none.
+        # Options of baselines are passed only if they were given: lamina.Domain itself does not have them.
         options |= {name: value for name, value in baseline.items() if value is not None}
-        with warnings.catch_warnings(record=True) as said_by_options:
+        with warnings.catch_warnings(record=True) as recorded:
             warnings.simplefilter("always", FutureWarning)
             domain = Domain(
                 surface, extension=extension, dtype=getattr(torch, dtype), show_progress=self.progress, **options
             )
-        self.said = [str(w.message) for w in said_by_options if w.category is FutureWarning]
+        self.warnings_of_options = [str(w.message) for w in recorded if w.category is FutureWarning]
         self.original = None if form is None else original
         self.seconds |= {"band": domain.seconds["geometry"], "extension": domain.seconds["operators"]}
         return domain
 
     def true_points(self, points: Any) -> Any:
-        """Where the exact solution is taken: samples are noisy, so it is on the original surface below them."""
+        """Where the exact solution is evaluated: for noisy samples, at the closest points of the original surface."""
         import torch
 
         if self.original is None:
@@ -373,7 +386,7 @@ class _Run:
             self.errors.setdefault("errors_over_time", []).append({"time": time, **found})
 
     def exact_states(self, shown: Any) -> Any:
-        """The exact states at the points that are shown, moved by the constants that u leaves open; None if unknown."""
+        """The exact states at the points that are shown, with the means of u where u has free constants, or None."""
         import torch
 
         from lamina.metrics import aligned
@@ -386,10 +399,10 @@ class _Run:
             states = [aligned(e, v, shown.component) for e, v in zip(states, shown.values, strict=True)]
         return torch.stack([state.detach().cpu() for state in states])
 
-    def finish(self, u: Any, asked: dict[str, Any]) -> None:
+    def finish(self, u: Any, problem: dict[str, Any]) -> None:
         self.seconds["solve"] = u.seconds
-        report = {"problem": self.problem, **asked, **u.report(), **u.statistics()}
-        report["warnings"] = [*self.said, *report["warnings"]]
+        report = {"problem": self.problem, **problem, **u.report(), **u.statistics()}
+        report["warnings"] = [*self.warnings_of_options, *report["warnings"]]
         if self.conditions:
             report["flux"] = dict(zip(self.conditions, u.fluxes.tolist(), strict=True))
         report |= {"seconds": self.seconds, **self.errors}
@@ -401,7 +414,7 @@ class _Run:
             self._count_seconds()
         print_facts(report, self.as_json)
         if self.out is not None:
-            say_next("look at it", "view", self.out, self.as_json)
+            print_next_command("look at it", "view", self.out, self.as_json)
 
     def _write(self, u: Any, report: dict[str, Any]) -> list[Path]:
         from lamina.io.export import atomic_write
@@ -427,18 +440,18 @@ class _Run:
         return [*files, path]
 
     def _count_seconds(self) -> None:
-        """The whole time since the command began: libraries and surface loaded, solved, and files written."""
+        """Record the whole time since the command began, including imports, reading and writing."""
         self.seconds["total"] = time.perf_counter() - self.start
 
 
-def sampled(surface: Any, samples: int, noise: float, seed: int):
-    """The surface as a point cloud: random samples by area, with its normals, or noisy and without them."""
+def as_point_cloud(surface: Any, samples: int, noise: float, seed: int):
+    """Random samples of the surface, uniform by area: with its normals, or with noise and without normals."""
     import torch
 
     from lamina.surfaces.point_cloud import PointCloud
 
-    if samples < 20:
-        raise InputError(f"--samples must be at least 20, got {samples}.")
+    if samples < MIN_CLI_SAMPLES:
+        raise InputError(f"--samples must be at least {MIN_CLI_SAMPLES}, got {samples}.")
     if noise < 0:
         raise InputError(f"--noise must be >= 0, got {noise:g}.")
     drawn = surface.sample(samples, seed)

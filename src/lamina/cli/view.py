@@ -1,4 +1,4 @@
-"""lamina view."""
+"""`lamina view`: look at a solution or a surface in the browser."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ def view(
     what: Annotated[
         Path,
         typer.Argument(
-            help="The folder that lamina solve --out wrote, a solution (PLY, NPZ), a page (HTML), or any surface.",
+            help="The folder of lamina solve --out, a solution (PLY, NPZ), a page (HTML), or any surface.",
             metavar="DIR|FILE",
         ),
     ],
     reference: Annotated[
-        Path | None, typer.Option(help="A solution on the same points to compare with: side by side, and the error.")
+        Path | None, typer.Option(help="A solution on the same points; the page shows both and the error.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write the page, .html.")] = None,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the page, .html.")] = None,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
-    """Look at a solution in the browser: one HTML page that needs no network and can be sent to others."""
+    """Look at a solution in the browser. The page is one HTML file that works offline and can be sent to others."""
     from lamina.view.browse import open_browser
 
     path = _ready_page(what) if reference is None and out is None else None
     if path is None:
-        path = _written(what, reference, out)
+        path = _write_page(what, reference, out)
         print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if open_ and not open_browser(path):
-        print(f"There is no browser to open here: open {path} in one.")
+        print(f"There is no browser here; open {path} in one.")
     elif not open_:
         print(f"Open {path} in a browser.")
 
 
 def _ready_page(what: Path) -> Path | None:
-    """The page that was written with the solution, unless the solution is newer."""
+    """The page that was written with the solution; None if there is none or the solution is newer."""
     if what.suffix.lower() == ".html":
         if not what.is_file():
             raise InputError(f"there is no file {what}.")
@@ -50,7 +50,7 @@ def _ready_page(what: Path) -> Path | None:
     return None if older else page
 
 
-def _written(what: Path, reference: Path | None, out: Path | None) -> Path:
+def _write_page(what: Path, reference: Path | None, out: Path | None) -> Path:
     from lamina.view.page import page
     from lamina.view.scene import read_scene
 

@@ -1,4 +1,4 @@
-"""The narrow band: the lattice nodes near a surface, with their closest points, as a sparse set."""
+"""The narrow band: the lattice nodes near a surface with their closest points, sorted by integer keys."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.surfaces.base import ClosestPoints, Surface
 
-# Stencils reach at most this many nodes beyond the band; keys leave that much room at each side,
-# so that a stencil that sticks out of the bounding box cannot wrap around into another row.
-MARGIN = 8
+# Nodes that keys leave free on each side of the bounding box of the band. Stencils reach at most this far beyond the
+# band; with less a node outside the box could get the key of a node in another row.
+KEY_MARGIN_NODES = 8
 
 
 @dataclass(frozen=True)
 class Band:
     """Nodes sorted by key, so that nodes consecutive in k are consecutive in memory.
 
-    key = ((component * n_i + i) * n_j + j) * n_k + k. A node near two components of the surface is two
-    nodes of the band, one for each: components do not feel each other however close they lie.
+    key = ((component * n_i + i) * n_j + j) * n_k + k. A node near two components of the surface is two nodes of the
+    band, one for each component. So components are independent of each other however close they lie.
     """
 
     lattice: Lattice
@@ -40,8 +40,8 @@ class Band:
     @classmethod
     def of_nodes(cls, lattice: Lattice, ijk: Tensor, feet: ClosestPoints) -> Band:
         """The nodes ijk (n, 3) with their feet, in any order."""
-        low = ijk.amin(0) - MARGIN
-        shape = ijk.amax(0) + MARGIN + 1 - low
+        low = ijk.amin(0) - KEY_MARGIN_NODES
+        shape = ijk.amax(0) + KEY_MARGIN_NODES + 1 - low
         key, order = torch.sort(_key(ijk, feet.component, low, shape))
         feet = replace(feet, face=None).take(order)
         return cls(lattice, ijk[order].to(torch.int32), feet, key, low, shape)
@@ -68,7 +68,7 @@ class Band:
 
     def find(self, ijk: Tensor, component: Tensor, offsets: Tensor | None = None, run: int = 1) -> Tensor:
         """Index (n,) int64 of the nodes ijk (n, 3), or (n, m) of the nodes ijk + offsets (m, 3) or (n, m, 3),
-        provided that the run of nodes k, ..., k + run - 1 is in the band; -1 otherwise."""
+        if all nodes k, ..., k + run - 1 are in the band; -1 otherwise."""
         wanted = _key(ijk, component, self.low, self.shape)
         if offsets is not None:  # keys are linear in ijk
             wanted = wanted[:, None] + cell_keys(offsets.unbind(-1), self.shape)
@@ -79,12 +79,12 @@ class Band:
 
 
 def band_radius(spacing: float, lines: int, reach: int) -> float:
-    """Radius within which every stencil of the scheme lies.
+    """Radius of a band that contains every stencil of the closest-point scheme.
 
-    A node of the cubic interpolation stencil is at most 2 nodes an axis from the foot, and its Laplacian
-    reaches s further along one axis: dx sqrt(2^2 + 2^2 + (2 + s)^2) (Ruuth and Merriman 2008). The ends of
-    the lines of the corrected stencil (`lines`: 0 none, 1 nearest, 2 bilinear) are at most 3 away along
-    theirs and 1/2 or 1 along the other axes.
+    A node of the cubic interpolation stencil is at most 2 nodes from the foot along each axis. The Laplacian at that
+    node reaches s = `reach` nodes further along one axis, so the radius is dx sqrt(2^2 + 2^2 + (2 + s)^2) (Ruuth and
+    Merriman 2008). The corrected stencil adds lines of nodes (`lines`: 0 none, 1 nearest, 2 bilinear). Their ends are
+    at most 3 nodes away along the line, and 1/2 or 1 along the other axes.
     """
     cubic = math.sqrt(8 + (2 + reach) ** 2)
     across = (0.0, 0.5, 1.0)[lines]

@@ -1,4 +1,4 @@
-"""The cells that a surface cuts: which code cuts it is decided here, by its type, and nowhere else."""
+"""The cells that a surface cuts. The type of the surface decides here, and nowhere else, which code cuts it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def cut_surface(
 ) -> CutSurface:
     """The pieces that the cells of a lattice cut a surface into.
 
-    sheets False: no copies of unknowns for the sheets of a cell, to measure what they are worth. curves: along which
-    the surface is split. degree: of the functions on the cells, 1 or 2.
+    sheets: whether each sheet of a cell has unknowns of its own; False serves to measure what that is worth. curves:
+    those along which the surface is split. degree: of the functions on the cells, 1 or 2.
     """
     return cut_part(surface, surface, lattice, sheets, curves, degree)
 
@@ -32,7 +32,10 @@ def cut_surface(
 def cut_part(
     surface: Surface, part: Surface, lattice: Lattice, sheets: bool, curves: InterfaceCurves, degree: int
 ) -> CutSurface:
-    """The part of a surface that curves leave, cut from its closest points; other types register what knows better."""
+    """The part of a surface that curves leave, cut into cells.
+
+    Surfaces are cut by their closest points. Types that are cut in another way register a function of their own.
+    """
     return cut_closest_points(surface, lattice, sheets, curves, part, degree)
 
 
@@ -56,11 +59,11 @@ def _(
     return cut_part(surface.base, part, lattice, sheets, InterfaceCurves((*curves.each, limit)), degree)
 
 
-def left_out(cut: CutSurface) -> list[str]:
-    """What the user should know about the cells that the surface cuts."""
-    said = []
-    if cut.specks:
-        said.append(left_out_for_size(cut.specks, cut.speck_share))
+def cut_warnings(cut: CutSurface) -> list[str]:
+    """Warnings about the cells that the surface cuts."""
+    warnings = []
+    if cut.speck_count:
+        warnings.append(left_out_for_size(cut.speck_count, cut.speck_share))
     if cut.unresolved:
-        said.append(f"The surface is too thin or too rough for cells of spacing {cut.spacing:g}: {cut.unresolved}.")
-    return said
+        warnings.append(f"The surface is too thin or too rough for cells of spacing {cut.spacing:g}: {cut.unresolved}.")
+    return warnings

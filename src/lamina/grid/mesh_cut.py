@@ -1,4 +1,4 @@
-"""Cut cells of a triangle mesh: exact pieces, connected sheets, and the way back from a surface point."""
+"""Cut cells of a triangle mesh: exact pieces, connected sheets, and the element of a point on the mesh."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.geometry.triangles import dot, triangle_normals, unit
 from lamina.grid.cut_surface import CutSurface, rule_points
 from lamina.grid.cut_triangles import cut_triangles, segments_meet_unit_cell
-from lamina.grid.interface_curves import NO_CURVES, InterfaceCurves, Sides
+from lamina.grid.interface_curves import NO_CURVES, BoundaryEdges, InterfaceCurves
 from lamina.grid.quadrature import on_polygons, on_triangles
-from lamina.grid.rim import Flat
+from lamina.grid.rim import FlatTriangles
 from lamina.grid.saddle_vertices import cone_conductivity
-from lamina.grid.sheets import Elements, distinct_glue
+from lamina.grid.sheets import CutElements, distinct_glue
 from lamina.linear.graph import components, members
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 
-ON_RIM = 1e-7  # cells from an edge of the mesh
+# An edge of a piece lies on an edge of the mesh if the heights of its ends over that are less than this, in cells. This
+# is far more than rounding and far less than any piece that matters.
+MAX_HEIGHT_OVER_RIM_CELLS = 1e-7
 
 
 @dataclass(frozen=True)
 class Incidence:
-    """The pairs (cell, face) where a face of the mesh passes through a cell, sorted, and their element."""
+    """The pairs of a cell and a face of the mesh that passes through it, sorted, and the element of each pair.
+
+    With interface curves there is a pair for each label that occurs: face stands for face * labels + label.
+    """
 
     key: Tensor  # (i,) int64, increasing
     element: Tensor  # (i,) int64
-    low: Tensor  # (3,)
-    shape: Tensor  # (3,)
-    faces: int  # times the number of labels
+    low: Tensor  # (3,) lowest cell of the keys
+    shape: Tensor  # (3,) cells of the keys along each axis
+    faces: int  # the number of faces times the number of labels
     lattice: Lattice | None = None
     curves: InterfaceCurves = NO_CURVES
 
@@ -39,34 +44,35 @@ class Incidence:
         return pair_key(cell, face, self.low, self.shape, self.faces)
 
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:
-        """Element (n,) of points on faces, -1 where none is found."""
+        """Element (n,) of points on faces, at coordinates (n, 3) in units of cells; -1 where none is found."""
         assert feet.face is not None
         cell, face, labels = torch.floor(coordinate).long(), feet.face * self.curves.labels, self.curves.labels
         if self.curves and self.lattice is not None:
             face = face + self.curves.label(feet.points, cell, feet.normals, self.lattice)
-        at = self.position(cell, face)
-        # At the border of a cell the neighbour may have the piece, and beside a curve its other side may have it.
+        at = self.number_of(cell, face)
+        # Because of rounding, a point at the border of a cell may belong to a piece in a neighbouring cell, and a point
+        # beside a curve to a piece on the other side.
         for label in range(-1, 0 if labels == 1 else labels):
-            lost = (at < 0).nonzero()[:, 0]
-            if not len(lost):
+            missing = (at < 0).nonzero()[:, 0]
+            if not len(missing):
                 break
-            other = face[lost] if label < 0 else feet.face[lost] * labels + label
-            near = self.position(cell[lost, None] + _NEIGHBOURS.to(cell.device), other[:, None])
+            other = face[missing] if label < 0 else feet.face[missing] * labels + label
+            near = self.number_of(cell[missing, None] + _NEIGHBOURS_FROM_NEAREST.to(cell.device), other[:, None])
             nearest = (near >= 0).int().argmax(1)  # the first neighbour that has it
-            at[lost] = near.gather(1, nearest[:, None])[:, 0]
+            at[missing] = near.gather(1, nearest[:, None])[:, 0]
         return torch.where(at < 0, at, self.element[at.clamp_min(0)])
 
-    def position(self, cell: Tensor, face: Tensor) -> Tensor:
-        """Position (n,) of the pairs, -1 where there is none."""
+    def number_of(self, cell: Tensor, face: Tensor) -> Tensor:
+        """The number (n,) of each pair of a cell and a face; -1 where there is none."""
         return self._find(self.make_key(cell, face))
 
     def _find(self, key: Tensor) -> Tensor:
         at = torch.searchsorted(self.key, key).clamp_(max=len(self.key) - 1)
         return torch.where(self.key[at] == key, at, torch.full_like(at, -1))
 
-    def partner(self, position: Tensor, face: Tensor) -> Tensor:
-        """Position of the pair of the same cell with another face, -1 where there is none."""
-        key = self.key[position]
+    def partner(self, number: Tensor, face: Tensor) -> Tensor:
+        """The number of the pair of the same cell with another face; -1 where there is none."""
+        key = self.key[number]
         return self._find(key - key % self.faces + face)
 
 
@@ -74,41 +80,41 @@ def pair_key(cell: Tensor, face: Tensor, low: Tensor, shape: Tensor, faces: int)
     return cell_keys((cell - low).unbind(-1), shape) * faces + face
 
 
-_NEIGHBOURS = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)])
-_NEIGHBOURS = _NEIGHBOURS[_NEIGHBOURS.abs().sum(1).argsort(stable=True)]
+_NEIGHBOURS_FROM_NEAREST = torch.tensor([[i, j, k] for i in (-1, 0, 1) for j in (-1, 0, 1) for k in (-1, 0, 1)])
+_NEIGHBOURS_FROM_NEAREST = _NEIGHBOURS_FROM_NEAREST[_NEIGHBOURS_FROM_NEAREST.abs().sum(1).argsort(stable=True)]
 
 
 def cut_mesh(
     surface: Surface, lattice: Lattice, sheets: bool = True, curves: InterfaceCurves = NO_CURVES, degree: int = 1
 ) -> CutSurface:
-    """Clip the triangles to the cells; sheets are connected through mesh edges inside a cell."""
+    """Clip the triangles to the cells. Within a cell triangles are connected through the edges of the mesh."""
     assert isinstance(surface, Mesh)
     assert surface.faces is not None
     corners = surface.positions[surface.faces]
     pieces, face, cell = cut_triangles((corners - lattice.origin) / lattice.spacing)
     pieces = lattice.origin + lattice.spacing * pieces
     rim = _rim_edges(surface, pieces.detach(), face, lattice.spacing)
-    shape, all_cells, all_faces = Flat(pieces), cell, face
-    curve_sides = None
+    shape, all_cells, all_faces = FlatTriangles(pieces), cell, face
+    curve_edges = None
     pair_face_label = face
     if curves:
-        parts, curve_sides = curves.split(shape.place, cell, surface.face_normals[face], lattice)
+        parts, curve_edges = curves.split(shape.position, cell, surface.face_normals[face], lattice)
         pieces = torch.bmm(parts.corners, pieces[parts.source])
         cell, pair_face_label = cell[parts.source], face[parts.source] * curves.labels + parts.label
     low = cell.amin(0) - 2
-    shape_of = cell.amax(0) + 3 - low
+    key_shape = cell.amax(0) + 3 - low
     count = len(corners) * curves.labels
-    piece_key = pair_key(cell, pair_face_label, low, shape_of, count)
+    piece_key = pair_key(cell, pair_face_label, low, key_shape, count)
     key, pair_of_piece = torch.unique(piece_key, return_inverse=True)
     pair_cell = torch.empty(len(key), 3, dtype=torch.int64, device=key.device)
     pair_cell[pair_of_piece] = cell
     pair_face = key % count
-    pairs = Incidence(key, torch.empty(0, dtype=torch.int64), low, shape_of, count, lattice, curves)
+    pairs = Incidence(key, torch.empty(0, dtype=torch.int64), low, key_shape, count, lattice, curves)
     element_of_pair = components(len(key), *_within_cells(surface, lattice, pairs, pair_cell, pair_face))
     elements_cell = torch.empty(int(element_of_pair.max()) + 1, 3, dtype=torch.int64, device=key.device)
     elements_cell[element_of_pair] = pair_cell
     glue = _across_cells(pairs, pair_cell, pair_face, element_of_pair)
-    elements = Elements(elements_cell, glue, len(elements_cell))
+    elements = CutElements(elements_cell, glue, len(elements_cell))
     face_normals = triangle_normals(corners) if surface.tracked else surface.face_normals
     own_face = torch.div(pair_face, curves.labels, rounding_mode="floor")
     normals = face_normals[own_face]
@@ -123,43 +129,45 @@ def cut_mesh(
     def find(piece: Tensor, x: Tensor) -> Tensor:
         here, on = all_cells[piece], all_faces[piece]
         label = curves.label(x, here, surface.face_normals[on], lattice) if curves else 0
-        at = pairs.position(here, on * curves.labels + label)
+        at = pairs.number_of(here, on * curves.labels + label)
         return torch.where(at < 0, at, element_of_pair[at.clamp_min(0)])
 
-    sides = rim if curve_sides is None else Sides.join([curves.trimmed(rim, shape.place), curve_sides], pieces)
+    boundary = rim
+    if curve_edges is not None:
+        boundary = BoundaryEdges.join([curves.trimmed(rim, shape.position), curve_edges], pieces)
     cut = CutSurface.build(
-        lattice, elements, quadrature, element, incidence, sheets, sides, shape, find,
+        lattice, elements, quadrature, element, incidence, sheets, boundary, shape, find,
         degree=degree, per_piece=per_piece,
     )  # fmt: skip
     conductivity = cone_conductivity(surface, cut) if degree == 1 else None
     return replace(cut, conductivity=conductivity, face=own_face[pair].repeat_interleave(per_piece))
 
 
-def _rim_edges(surface: Mesh, pieces: Tensor, face: Tensor, spacing: float) -> Sides:
-    """The edges of pieces (p, 3, 3) of faces (p,) that lie on an edge of the mesh with one face only."""
+def _rim_edges(surface: Mesh, pieces: Tensor, face: Tensor, spacing: float) -> BoundaryEdges:
+    """The edges of pieces (p, 3, 3) of faces (p,) that lie on an edge of the mesh with a single face."""
     assert surface.faces is not None
     open_ = surface.rim_edges  # (f, 3)
     rows = open_[face].any(1).nonzero()[:, 0]
     corner = surface.points[surface.faces[face[rows]]]
-    found: list[Sides] = []
+    found: list[BoundaryEdges] = []
     eye = torch.eye(3, dtype=pieces.dtype, device=pieces.device)
     for side in range(3):
-        # Height of the pieces' corners over that edge of their face.
+        # Heights of the corners of pieces over this edge of their face.
         a, b = corner[:, side], corner[:, (side + 1) % 3]
         across = torch.linalg.cross(surface.face_normals[face[rows]], unit(b - a))
         height = dot(pieces[rows] - a[:, None], across[:, None]).abs()
-        on = (height < ON_RIM * spacing) & open_[face[rows], side][:, None]
+        on = (height < MAX_HEIGHT_OVER_RIM_CELLS * spacing) & open_[face[rows], side][:, None]
         for i in range(3):
             here = rows[on[:, i] & on[:, (i + 1) % 3]]
             ends = torch.stack([eye[i], eye[(i + 1) % 3], eye[(i + 2) % 3]]).expand(len(here), 3, 3)
-            found.append(Sides(here, ends, torch.full_like(here, -1)))
-    return Sides.join(found, pieces)
+            found.append(BoundaryEdges(here, ends, torch.full_like(here, -1)))
+    return BoundaryEdges.join(found, pieces)
 
 
 def _within_cells(
     surface: Mesh, lattice: Lattice, pairs: Incidence, cell: Tensor, face: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Pairs (cell, face) of one cell to be joined: their faces meet in an edge that passes through the cell."""
+    """The pairs (cell, face) that are connected within a cell: their faces meet in an edge that passes through it."""
     ends, first, second = surface.face_adjacency
     left, right = [], []
     labels = pairs.curves.labels
@@ -176,7 +184,7 @@ def _within_cells(
 
 
 def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Glue: a triangle in two neighbouring cells crosses their common face, triangles and cells being convex."""
+    """The glue. A triangle in two neighbouring cells crosses their common face, because it is convex like the cells."""
     a, b, axes = [], [], []
     labels = pairs.curves.labels
     whole = torch.div(face, labels, rounding_mode="floor") * labels
@@ -185,7 +193,7 @@ def _across_cells(pairs: Incidence, cell: Tensor, face: Tensor, element: Tensor)
         for axis in range(3):
             step = torch.zeros(3, dtype=torch.int64, device=cell.device)
             step[axis] = 1
-            at = pairs.position(cell[own] + step, whole[own] + other)
+            at = pairs.number_of(cell[own] + step, whole[own] + other)
             here = (at >= 0).nonzero()[:, 0]
             a.append(element[own[here]])
             b.append(element[at[here]])

@@ -1,4 +1,4 @@
-"""Quadrature on a surface: integrals, areas and means of fields."""
+"""Quadrature on a surface: points and weights for integrals, areas and means of fields."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from lamina.linear.graph import first_of_each
 
 
 def _rule(threes: tuple[tuple[float, float], ...], six: tuple[float, float, float, float] | None = None):
-    """Barycentric points and weights of a symmetric rule: orbits (1 - 2a, a, a) with weights, and one of all
-    permutations. The points nearest to the corners 0, 1, 2 come first."""
+    """Barycentric points and weights of a symmetric rule.
+
+    threes: pairs (a, weight), each for the three permutations of (1 - 2a, a, a). six: three coordinates and a weight,
+    for all six permutations. The points nearest to the corners 0, 1, 2 come first.
+    """
     points, weights = [], []
     for a, weight in sorted(threes):
         points += [(1 - 2 * a, a, a), (a, 1 - 2 * a, a), (a, a, 1 - 2 * a)]
@@ -28,9 +31,9 @@ def _rule(threes: tuple[tuple[float, float], ...], six: tuple[float, float, floa
     return tuple(points), tuple(weights)
 
 
-# Rules on the triangle of area 1 by their number of points, all interior: exact to degree 2 (Strang and Fix 1973), and
-# to degrees 4 and 6 (Dunavant 1985).
-RULES = {
+# Rules on the triangle of area 1 by their number of points, all of which are interior. They are exact to degree 2
+# (Strang and Fix 1973), and to degrees 4 and 6 (Dunavant 1985).
+TRIANGLE_RULES = {
     3: _rule(((1 / 6, 1 / 3),)),
     6: _rule(((0.445948490915965, 0.223381589678011), (0.091576213509771, 0.109951743655322))),
     12: _rule(
@@ -68,12 +71,12 @@ class Quadrature:
 def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature:
     """Three points on each of the plane polygons with unit normals (n, 3), exact for quadratics.
 
-    A polygon is the union of the triangles (m, 3, 3) that carry its number (m,). Three equal weights at
-    c + sqrt(2) L d_k, with the polygon's centroid c, covariance L L^T and three unit vectors d_k at equal
-    angles, have its moments up to the second.
+    A polygon is the union of the triangles (m, 3, 3) that carry its number (m,). The points are c + sqrt(2) L d_k with
+    equal weights, where c is the centroid of the polygon, L L^T its covariance, and d_k are three unit vectors at equal
+    angles. They have the moments of the polygon up to the second.
     """
     base = corners[first_of_each(polygon, len(normals)), 0]
-    # The side that normals look to must not matter: turned over, the frame would be mirrored and the points with it.
+    # Opposite normals must give the same points, but would give mirrored frames. So all normals are turned to one side.
     largest = normals.gather(1, normals.abs().argmax(1, keepdim=True))
     across, along = tangent_basis(torch.where(largest < 0, -normals, normals)).unbind(1)
     arms = rows(corners - base[polygon, None])
@@ -100,8 +103,8 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
 
 
 def on_triangles(corners: Tensor, normals: Tensor, count: int) -> Quadrature:
-    """So many points on each of the plane triangles (t, 3, 3) with unit normals (t, 3)."""
-    points, weights = (corners.new_tensor(part) for part in RULES[count])
+    """`count` points on each of the plane triangles (t, 3, 3) with unit normals (t, 3)."""
+    points, weights = (corners.new_tensor(part) for part in TRIANGLE_RULES[count])
     area = triangle_areas(corners)[:, None] * weights
     return Quadrature((points @ corners).reshape(-1, 3), normals.repeat_interleave(len(weights), 0), area.reshape(-1))
 
@@ -113,23 +116,25 @@ def _dot_columns(a: Rows, b: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class Frames:
-    """Two directions at each quadrature point: orthonormal ones on the surface, and those on the flat piece within the
-    cell that they are lifted from. A function of the cell has the derivatives along `flat` as its gradient on the
-    surface."""
+    """Two directions at each quadrature point: orthonormal tangents of the surface, and the directions on the flat
+    piece within the cell that these are lifted from.
+
+    The components of the gradient on the surface are the derivatives of the function on the cell along `flat`.
+    """
 
     flat: Tensor  # (q, 2, 3)
     lifted: Tensor  # (q, 2, 3)
 
     @classmethod
-    def across(cls, normals: Tensor) -> Frames:
-        """Of pieces that are not told from the surface that they lie on."""
+    def orthonormal(cls, normals: Tensor) -> Frames:
+        """The frames of pieces that lie on the surface themselves, so that both pairs of directions are the same."""
         frame = tangent_basis(normals)
         return cls(frame, frame)
 
     def take(self, which: Tensor) -> Frames:
         return Frames(self.flat[which], self.lifted[which])
 
-    def below(self, direction: Tensor) -> Tensor:
-        """The directions (q, 3) on the flat pieces that tangents (q, 3) are lifted from."""
+    def flat_direction(self, direction: Tensor) -> Tensor:
+        """The directions (q, 3) on the flat pieces that tangents (q, 3) of the surface are lifted from."""
         shares = torch.einsum("qkd,qd->qk", self.lifted, direction)
         return torch.einsum("qk,qkd->qd", shares, self.flat)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lamina.geometry.basis import BASES
 
-CHUNK = {"cpu": 2**21, "cuda": 2**24}  # entries of element matrices at a time
+ENTRIES_PER_CHUNK = {"cpu": 2**21, "cuda": 2**24}  # batch size: entries of element matrices handled at a time
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Where the entries of a matrix are: row starts (n + 1,) and columns (nnz,), int32, and its diagonal (n,)."""
+    """The positions of a matrix's entries: row starts (n + 1,) and columns (nnz,), int32, and the diagonal (n,)."""
 
     crow: Tensor
     column: Tensor
@@ -30,34 +30,35 @@ class Pattern:
 def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Pattern, list[Tensor]]:
     """Sum element matrices (e, k, k) over the unknowns (e, k) of cells with (p + 1)^3 = k nodes.
 
-    Returns the pattern and the values (nnz,) of each matrix. The column of a pair of nodes is found from their offset
-    on the lattice, one of (2 p + 1)^3; where copies of a node for different sheets compete for a place, the losers move
-    to spare places. The elements are taken some at a time: what a chunk needs on the way is many times the result.
+    Returns the pattern and the values (nnz,) of each matrix. Every row has a slot for each of the (2 p + 1)^3
+    offsets on the lattice, and a pair of nodes takes the slot of its offset. A node may have several
+    copies, one for each sheet of the surface. If two copies compete for a slot, one gets a spare slot at the end of the
+    row. Elements are processed in chunks, because intermediate results take many times the memory of the result.
     """
     device, nodes = unknown.device, unknown.shape[1]
-    offsets, places = _offsets(nodes, device)
-    table = torch.full((count * places,), -1, dtype=torch.int32, device=device)
-    size = max(1, CHUNK[device.type] // nodes**2)
+    offsets, slots = _offsets(nodes, device)
+    table = torch.full((count * slots,), -1, dtype=torch.int32, device=device)
+    size = max(1, ENTRIES_PER_CHUNK[device.type] // nodes**2)
     chunks = [slice(i, i + size) for i in range(0, len(unknown), size)]
 
     def pairs(part: slice) -> tuple[Tensor, Tensor]:
-        """Place in the table (c k k,) and column of each pair of nodes of some elements."""
+        """Slot in the table (c k k,) and column of each pair of nodes of some elements."""
         rows = unknown[part]
-        slot = (rows[:, :, None] * places + offsets).reshape(-1)
+        slot = (rows[:, :, None] * slots + offsets).reshape(-1)
         return slot, rows[:, None, :].expand(-1, nodes, nodes).reshape(-1)
 
     for part in chunks:
         slot, column = pairs(part)
         table[slot] = column.to(torch.int32)
-    # Copies of a node are few: their pairs are kept, and given places of their own.
+    # Pairs that lost their slot to another copy of a node are few. They get spare slots.
     lost_slot, lost_column = [], []
     for part in chunks:
         slot, column = pairs(part)
         lost = (table[slot] != column).nonzero()[:, 0]
         lost_slot.append(slot[lost])
         lost_column.append(column[lost])
-    width, table = places, table.reshape(count, places)
-    owner = torch.div(torch.cat(lost_slot), places, rounding_mode="floor")
+    width, table = slots, table.reshape(count, slots)
+    owner = torch.div(torch.cat(lost_slot), slots, rounding_mode="floor")
     pair, which = torch.unique(owner * count + torch.cat(lost_column), return_inverse=True)
     spare = torch.zeros_like(pair)
     if len(pair):
@@ -65,13 +66,13 @@ def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Patte
         spare = torch.arange(len(pair), device=device) - torch.searchsorted(owner, owner)
         table = torch.nn.functional.pad(table, (0, int(spare.max()) + 1), value=-1)
         width = table.shape[1]
-        table[owner, places + spare] = (pair % count).to(torch.int32)
-        spare = owner * width + places + spare
+        table[owner, slots + spare] = (pair % count).to(torch.int32)
+        spare = owner * width + slots + spare
     used = table >= 0
     crow = torch.zeros(count + 1, dtype=torch.int32, device=device)
     crow[1:] = torch.cumsum(used.sum(1), 0)
-    # A node is its own neighbour at the middle one of the offsets.
-    diagonal = crow[:-1].long() + used[:, : places // 2].sum(1)
+    # The offset of a node from itself is the middle one.
+    diagonal = crow[:-1].long() + used[:, : slots // 2].sum(1)
     entry = (torch.cumsum(used.reshape(-1), 0, dtype=torch.int32) - 1).reshape(count, width)
     column = table[used]
     del table, used
@@ -82,19 +83,19 @@ def assemble(unknown: Tensor, count: int, matrices: list[Tensor]) -> tuple[Patte
         slot = (rows[:, :, None] * width + offsets).reshape(-1)
         if len(lost):
             columns = pairs(part)[1]
-            # The pairs that lost are those found above, in the same order.
+            # These are the pairs found above, in the same order.
             losers = (column[entry.reshape(-1)[slot].long()] != columns).nonzero()[:, 0]
             slot[losers] = spare[which[done : done + len(lost)]]
             done += len(lost)
-        place = entry.reshape(-1)[slot].long()
+        number = entry.reshape(-1)[slot].long()
         for v, m in zip(values, matrices, strict=True):
-            v.index_add_(0, place, m[part].reshape(-1))
+            v.index_add_(0, number, m[part].reshape(-1))
     return Pattern(crow, column, diagonal), values
 
 
 @lru_cache
 def _offsets(nodes: int, device: torch.device) -> tuple[Tensor, int]:
-    """Code (k, k) of the offset from each row node of a cell to each column node, and the number of codes."""
+    """Number (k, k) of the offset from each row node of a cell to each column node; and how many offsets there are."""
     basis = next(b for b in BASES.values() if b.count == nodes)
     wide = 2 * basis.degree + 1
     offset = basis.nodes[None] - basis.nodes[:, None] + basis.degree

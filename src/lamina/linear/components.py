@@ -1,4 +1,4 @@
-"""Means over the connected components of a surface."""
+"""Sums and means over the connected components of a surface."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 class ComponentMean:
-    """Weighted mean of a field over each component; weights all one unless given.
+    """The weighted mean of a field over each of `count` components.
 
-    only (count,) bool: the components whose means are to be removed, all unless given.
+    component (n,): the component of each value. weights (n,): all one unless given. only (count,) bool: the components
+    whose means `remove` subtracts; all unless given.
     """
 
     def __init__(self, component: Tensor, count: int, weights: Tensor | None = None, only: Tensor | None = None):
@@ -23,7 +24,7 @@ class ComponentMean:
         return self._sum(u if self.weights is None else u * column(self.weights, u)) / column(self.total.to(u.dtype), u)
 
     def remove(self, u: Tensor) -> Tensor:
-        """u (n,) or (n, k) less its mean on each component."""
+        """u (n,) or (n, k) minus its mean on each component."""
         mean = self(u)
         if self.only is not None:
             mean = torch.where(column(self.only, u), mean, 0)
@@ -41,5 +42,5 @@ def component_sums(v: Tensor, component: Tensor, count: int) -> Tensor:
 
 
 def column(v: Tensor, like: Tensor) -> Tensor:
-    """v (n,) shaped to scale the rows of `like`, (n,) or (n, k)."""
+    """v (n,) in a shape that multiplies the rows of `like`, which is (n,) or (n, k)."""
     return v if like.ndim == 1 else v[:, None]

@@ -1,7 +1,7 @@
 """Krylov methods: conjugate gradients for symmetric systems, flexible GMRES for the others.
 
-Vectors are (n,), or (n, k) for k systems with one matrix, solved side by side: each column for itself, until the last
-has converged.
+Vectors are (n,), or (n, k) for k systems with one matrix. The k systems are solved side by side, each with step lengths
+of its own, until the last has converged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,25 @@ from torch import Tensor
 
 from lamina.errors import SolveError
 
-COLUMNS = {"cpu": 32, "cuda": 1024}
+COLUMNS_PER_BLOCK = {"cpu": 32, "cuda": 1024}  # batch size: columns solved together so that they fit into the caches
+# An iteration stops when the relative residual of its recurrence is at most this times the tolerance. The residual is
+# then recomputed from the solution and compared with the tolerance itself; the margin of a tenth keeps rounding in the
+# recurrence from making a restart necessary. With 1 such restarts are more frequent; with 0.5 every solve goes on past
+# what was asked. Chosen by trial.
+RECURRENCE_MARGIN = 0.9
+# GMRES gives up if a whole cycle reduces the residual to no less than this times its value before: later cycles start
+# from nearly the same residual and would do no better. With 0.5 slow but converging solves are cut off.
+MIN_STAGNATION_RATIO = 0.99
+# A new Arnoldi vector of at most this times the first residual is rounding in double precision (45 units of it), so
+# the Krylov space is exhausted. With double or half of it only vectors at this limit are judged differently.
+MAX_EXHAUSTED_NORM = 1e-14
+# Times that conjugate gradients compute the true residual and, if it is too large, iterate from it. The second residual
+# normally confirms that the first run has converged; if rounding made that run too optimistic, one more follows. At
+# least 2 are needed. Chosen by trial.
+MAX_CG_STARTS = 3
+# Steps of the Lanczos process for the largest eigenvalue. The estimate is from below and callers add a margin to it;
+# half as many steps would need a larger margin. Chosen by trial.
+LANCZOS_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,10 @@ class KrylovResult:
 
 
 def check_convergence(result: KrylovResult, tolerance: float, raise_on_failure: bool) -> list[str]:
-    """A sentence about a solve that stopped short of its tolerance, or SolveError if that is not to be borne."""
+    """A list with a sentence about a solve that missed its tolerance, empty if it converged.
+
+    Raises SolveError with that sentence if raise_on_failure.
+    """
     if result.converged:
         return []
     message = (
@@ -52,8 +73,8 @@ def fgmres(
 ) -> KrylovResult:
     """Solve A x = b, minimising |b - A x| over the span of the preconditioned directions.
 
-    Stops when |b - A x| <= tolerance scale (|b| unless given), or after max_iterations preconditioner applications.
-    b may be all zeros (the answer is zero). `report` is called with (iteration, relative residual).
+    Stops when |b - A x| <= tolerance scale (scale is |b| unless given), or after max_iterations preconditioner
+    applications. If b is zero, so is the solution. `report` is called with (iteration, relative residual).
     Saad (1993), "A flexible inner-outer preconditioned GMRES algorithm".
     """
     scale = _scale(b, scale)
@@ -69,13 +90,13 @@ def fgmres(
         iterations += used
         residual = b - apply(x)
         previous, relative = relative, _largest(residual, scale)
-        if not relative < 0.99 * previous:  # stagnation, or NaN: more of the same will not help
+        if not relative < MIN_STAGNATION_RATIO * previous:  # stagnation, or NaN
             break
     return KrylovResult(x, iterations, relative, relative <= tolerance)
 
 
 def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, scale, report):
-    """Up to `length` steps of the Arnoldi process from residual; returns the improved x and the steps."""
+    """Up to `length` steps of the Arnoldi process from residual; returns the improved x and the number of steps."""
     beta = residual.norm(dim=0)
     columns, scale = beta.numel(), torch.where(scale > 0, scale, torch.inf).reshape(-1).double().cpu()
     # A column without residual has no directions: its basis stays zero.
@@ -85,7 +106,7 @@ def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, sc
     for k in range(length):
         directions.append(precondition(basis[k]))
         w = apply(directions[k])
-        # Classical Gram-Schmidt, twice: as stable as modified, and the device waits once, not k times.
+        # Classical Gram-Schmidt, applied twice, is as stable as the modified form and needs fewer synchronisations.
         for _ in range(2):
             h = torch.stack([dots(v, w) for v in basis])
             w = w.clone()
@@ -104,10 +125,10 @@ def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, sc
         remaining = float(((rhs - h @ y).norm(dim=(1, 2)) / scale).max())
         if report:
             report(done + k + 1, remaining)
-        exhausted = bool((norms <= 1e-14 * start).all())
-        if remaining <= 0.9 * tolerance or exhausted or remaining != remaining:
+        exhausted = bool((norms <= MAX_EXHAUSTED_NORM * start).all())
+        if remaining <= RECURRENCE_MARGIN * tolerance or exhausted or remaining != remaining:
             break
-        basis.append(torch.where(norm > 1e-14 * beta, w / norm.clamp_min(_tiny(norm)), 0))
+        basis.append(torch.where(norm > MAX_EXHAUSTED_NORM * beta, w / norm.clamp_min(_tiny(norm)), 0))
     x = x.clone()
     y = y[:, :, 0].T.to(x)
     for direction, c in zip(directions, y, strict=True):
@@ -116,21 +137,24 @@ def _arnoldi_cycle(apply, precondition, residual, x, tolerance, length, done, sc
 
 
 def in_blocks(solve: Callable[[Tensor, slice, Tensor], KrylovResult], b: Tensor) -> KrylovResult:
-    """Solve for the columns of b (n, k) in blocks that fit into the caches, each of unit size: gradients are as small
-    as they like, and their squares would vanish. solve is told which columns it is given, and their size (k,)."""
+    """Solve for the columns of b (n, k) in blocks that fit into the caches, with each column scaled to maximum 1.
+
+    Without the scaling the squares of small right-hand sides, such as gradients, would underflow.
+    solve(block, columns, size): the block, which columns of b it holds, and the factors (k,) that they were divided by.
+    """
     size = b.abs().amax(0)
     size = torch.where(size > 0, size, 1)
     if b.ndim == 1:
-        found = solve(b / size, slice(None), size)
-        return replace(found, solution=found.solution * size)
-    width = COLUMNS[b.device.type]
+        result = solve(b / size, slice(None), size)
+        return replace(result, solution=result.solution * size)
+    width = COLUMNS_PER_BLOCK[b.device.type]
     parts = [slice(i, i + width) for i in range(0, b.shape[1], width)]
-    found = [solve(b[:, part] / size[part], part, size[part]) for part in parts]
+    results = [solve(b[:, part] / size[part], part, size[part]) for part in parts]
     return KrylovResult(
-        torch.cat([f.solution for f in found], 1) * size,
-        max(f.iterations for f in found),
-        max(f.residual for f in found),
-        all(f.converged for f in found),
+        torch.cat([r.solution for r in results], 1) * size,
+        max(r.iterations for r in results),
+        max(r.residual for r in results),
+        all(r.converged for r in results),
     )
 
 
@@ -144,14 +168,14 @@ def _tiny(like: Tensor) -> float:
 
 
 def _scale(b: Tensor, scale: float | Tensor | None) -> Tensor:
-    """What residuals are measured against, () or (k,)."""
+    """The norm that residuals are divided by, () or (k,)."""
     if scale is None:
         return b.norm(dim=0)
     return torch.as_tensor(scale, dtype=b.dtype, device=b.device).expand(b.shape[1:])
 
 
 def _largest(residual: Tensor, scale: Tensor) -> float:
-    """The largest relative residual; that of a system without a right-hand side is not counted."""
+    """The largest relative residual over the columns; columns whose scale is zero are not counted."""
     relative = dots(residual, residual).sqrt() / scale.clamp_min(_tiny(scale))
     return float(torch.where(scale > 0, relative, 0).max())
 
@@ -170,17 +194,18 @@ def conjugate_gradients(
 ) -> KrylovResult:
     """Solve A x = b for A symmetric positive (semi)definite and a preconditioner of the same kind.
 
-    b must lie in the range of A. Stops when |b - A x| <= tolerance scale (|b| unless given); a residual that
-    the recurrence says is small is recomputed, and the iteration restarted from it if it is not.
-    flexible: for a preconditioner that rounds more coarsely than the vectors (Golub and Ye 1999).
-    Hestenes and Stiefel (1952).
+    b must lie in the range of A. Stops when |b - A x| <= tolerance scale (scale is |b| unless given). When the residual
+    of the recurrence is small enough, the true residual is computed; if it is still too large, the iteration restarts
+    from it. Hestenes and Stiefel (1952).
+
+    flexible: use the formula for a preconditioner of lower precision than the vectors (Golub and Ye 1999).
     """
     scale = _scale(b, scale)
     if not bool((scale > 0).any()):
         return KrylovResult(torch.zeros_like(b), 0, 0.0, True)
     x = torch.zeros_like(b) if start is None else start.clone()
     iterations, relative = 0, torch.inf
-    for _ in range(3):
+    for _ in range(MAX_CG_STARTS):
         r = b - apply(x)
         relative = _largest(r, scale)
         if relative <= tolerance or iterations >= max_iterations:
@@ -196,7 +221,7 @@ def conjugate_gradients(
             current = _largest(r, scale)
             if report:
                 report(iterations, current)
-            if not current > 0.9 * tolerance:  # also when it is NaN
+            if not current > RECURRENCE_MARGIN * tolerance:  # also if it is NaN
                 break
             z = precondition(r)
             rz, previous = dots(r, z), rz
@@ -205,13 +230,16 @@ def conjugate_gradients(
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b; 0 in columns that have converged to the last digit, where both are 0."""
+    """a / b; 0 in columns where both are 0 because they have converged to the last digit."""
     return a / b if a.ndim == 0 else torch.where(b == 0, 0, a / b)
 
 
-def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> float:
-    """Of a symmetric positive operator on vectors such as `like`, from below, by Lanczos steps from noise."""
-    # The same noise on every device, made where it is needed.
+def largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = LANCZOS_STEPS) -> float:
+    """A lower estimate of the largest eigenvalue of a symmetric positive operator, by Lanczos steps from noise.
+
+    like (n,): a vector whose length, dtype and device are those of the operator.
+    """
+    # A formula for the noise gives the same numbers on every device.
     v = torch.frac(torch.sin(12.9898 * torch.arange(len(like), dtype=like.dtype, device=like.device)) * 43758.5453)
     previous, size = torch.zeros_like(v), v.norm()
     diagonal, beside = [], []

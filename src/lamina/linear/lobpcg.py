@@ -10,6 +10,20 @@ from torch import Tensor
 
 Apply = Callable[[Tensor], Tensor]  # (n, k) -> (n, k)
 
+# Columns whose residual is at most this times the tolerance get no new search direction. With 1 columns would wait just
+# at the tolerance and could rise above it again as the others change; with a smaller value converged columns cost more
+# products. Chosen by trial.
+MAX_RESIDUAL_OF_SETTLED_COLUMN = 0.5
+# Directions of the last step with singular values of at most this are dropped from the search space: they lie in the
+# span of the others up to rounding. Singular values are of order 1, so half or double of it rarely matters.
+MAX_DROPPED_SINGULAR_VALUE = 1e-6
+# Every so many iterations the products with K and M are computed anew instead of by recurrence, because rounding
+# accumulates in the recurrences. Half of it costs more products. Chosen by trial.
+ITERATIONS_BETWEEN_FRESH_PRODUCTS = 10
+# Directions whose eigenvalue in the scaled Gram matrix is at most this many units of rounding times the largest one are
+# dropped: they cannot be told from linear combinations of the others. Chosen by trial.
+MAX_DROPPED_GRAM_EIGENVALUE_EPS = 1e2
+
 
 @dataclass(frozen=True)
 class Eigenpairs:
@@ -31,11 +45,11 @@ def lobpcg(
     max_iterations: int = 1000,
     report: Callable[[int, float], None] | None = None,
 ) -> Eigenpairs:
-    """The `wanted` lowest eigenpairs, from a block start (n, b), b >= wanted; the extra columns speed up the last.
+    """The `wanted` lowest eigenpairs, from a block `start` (n, b) with b >= wanted.
 
-    K symmetric positive semidefinite, M symmetric positive definite, the preconditioner symmetric positive
-    definite. Residuals are measured against lambda + scale, so that zero eigenvalues converge too.
-    Knyazev (2001); the basis is kept M-orthonormal as Hetmaniuk and Lehoucq (2006) advise.
+    Extra columns make the last wanted pairs converge faster. K is symmetric positive semidefinite; M and the
+    preconditioner are symmetric positive definite. Residuals are divided by lambda + scale, so that zero eigenvalues
+    converge too. Knyazev (2001); the basis is kept M-orthonormal as Hetmaniuk and Lehoucq (2006) advise.
     """
     values, X, KX, MX = _ritz(start, K, M)
     P = KP = MP = X[:, :0]
@@ -49,27 +63,27 @@ def lobpcg(
         if worst <= tolerance or iterations >= max_iterations or worst != worst:
             return Eigenpairs(values[:wanted], X[:, :wanted], residuals[:wanted], iterations)
         iterations += 1
-        # Only what has not converged is searched for further.
-        W = precondition(R[:, residuals > 0.5 * tolerance])
-        W, KW, MW = _added(W, [(X, MX), (P, MP)], K, M)
+        # Only columns that have not converged get new search directions.
+        W = precondition(R[:, residuals > MAX_RESIDUAL_OF_SETTLED_COLUMN * tolerance])
+        W, KW, MW = _orthonormal_to(W, [(X, MX), (P, MP)], K, M)
         S, KS, MS = (torch.cat(parts, 1) for parts in ((X, P, W), (KX, KP, KW), (MX, MP, MW)))
         values, C = torch.linalg.eigh(_symmetric(S.T @ KS))
         width = X.shape[1]
         values, C = values[:width], C[:, :width]
-        # The new direction is what the step added, orthogonal to the new X within the span of S.
+        # P: the part of the new X that lies outside the old X, made orthogonal to the new X within the span of S.
         D = C.clone()
         D[:width] = 0
         U, size, _ = torch.linalg.svd(D - C @ (C.T @ D), full_matrices=False)
-        D = U[:, size > 1e-6]
+        D = U[:, size > MAX_DROPPED_SINGULAR_VALUE]
         P, KP, MP = S @ D, KS @ D, MS @ D
         X, KX, MX = S @ C, KS @ C, MS @ C
-        if iterations % 10 == 0:  # rounding creeps into the recurrences
+        if iterations % ITERATIONS_BETWEEN_FRESH_PRODUCTS == 0:
             values, X, KX, MX = _ritz(X, K, M)
-            P, KP, MP = _added(P, [(X, MX)], K, M)
+            P, KP, MP = _orthonormal_to(P, [(X, MX)], K, M)
 
 
 def _ritz(X: Tensor, K: Apply, M: Apply) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ritz values in the span of X, with X, K X and M X for their vectors."""
+    """Ritz values in the span of X; and X, K X and M X for the Ritz vectors."""
     KX, MX = K(X), M(X)
     C = _orthonormalising(X, MX)
     values, vectors = torch.linalg.eigh(_symmetric(C.T @ (X.T @ KX) @ C))
@@ -77,8 +91,8 @@ def _ritz(X: Tensor, K: Apply, M: Apply) -> tuple[Tensor, Tensor, Tensor, Tensor
     return values, X @ C, KX @ C, MX @ C
 
 
-def _added(W: Tensor, basis: list[tuple[Tensor, Tensor]], K: Apply, M: Apply) -> tuple[Tensor, Tensor, Tensor]:
-    """W made M-orthonormal, and orthogonal to the blocks V of the basis, given with M V; with K W and M W."""
+def _orthonormal_to(W: Tensor, basis: list[tuple[Tensor, Tensor]], K: Apply, M: Apply) -> tuple[Tensor, Tensor, Tensor]:
+    """W, made M-orthonormal and M-orthogonal to the blocks V of the basis of pairs (V, M V); then K W and M W."""
     W = W / W.norm(dim=0).clamp_min(torch.finfo(W.dtype).tiny)
     for _ in range(2):
         for V, MV in basis:
@@ -88,11 +102,12 @@ def _added(W: Tensor, basis: list[tuple[Tensor, Tensor]], K: Apply, M: Apply) ->
 
 
 def _orthonormalising(V: Tensor, MV: Tensor) -> Tensor:
-    """C with (V C)^T M V C = I; directions that the others span already are dropped."""
+    """C with (V C)^T M V C = I. Directions that the others span already are dropped."""
     gram = _symmetric(V.T @ MV)
     size = gram.diagonal().clamp_min(torch.finfo(V.dtype).tiny).rsqrt()
     values, vectors = torch.linalg.eigh(size[:, None] * gram * size)
-    keep = values > 1e2 * torch.finfo(V.dtype).eps * values[-1:]  # there may be none
+    smallest = MAX_DROPPED_GRAM_EIGENVALUE_EPS * torch.finfo(V.dtype).eps * values[-1:]  # V may have no columns
+    keep = values > smallest
     return size[:, None] * vectors[:, keep] * values[keep].rsqrt()
 
 

@@ -1,4 +1,4 @@
-"""The V-cycle, for any stack of levels that can apply, relax, restrict and prolong."""
+"""The V-cycle for any list of levels that can apply, relax, restrict, prolong and, on the coarsest, solve."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-GRAPH_UNKNOWNS = 2**18
+# Vectors with at most this many unknowns run their V-cycle as a recorded CUDA graph. On small grids launching kernels
+# takes longer than running them; on larger ones it does not, and a graph would only hold memory. Chosen by trial.
+MAX_UNKNOWNS_OF_CUDA_GRAPH = 2**18
+# Shifts whose levels are kept. An integrator comes back to a few shifts again and again, one for each step length and
+# stage; each set of levels takes as much memory as the hierarchy itself. Chosen by trial.
+MAX_CACHED_SHIFTS = 4
 
 
 class Level(Protocol):
-    """One grid of a hierarchy: the operator A on it, a smoother, and the way to the next coarser grid."""
+    """One grid of a hierarchy: the operator A, a smoother, and transfers to and from the next coarser grid."""
 
     def apply(self, u: Tensor) -> Tensor: ...
 
     def relax(self, u: Tensor | None, g: Tensor) -> Tensor:
-        """Smooth the error of A u = g; u = None means zero."""
+        """u after some smoothing steps for A u = g; u = None means zero."""
         ...
 
     def restrict(self, residual: Tensor) -> Tensor: ...
@@ -26,14 +31,15 @@ class Level(Protocol):
     def prolong(self, correction: Tensor) -> Tensor: ...
 
     def solve(self, g: Tensor) -> Tensor:
-        """Solve A u = g directly; asked of the coarsest level only."""
+        """Solve A u = g directly; called on the coarsest level only."""
         ...
 
 
 def v_cycle(levels: Sequence[Level], g: Tensor, u: Tensor | None = None) -> Tensor:
     """One V-cycle for A u = g on levels[0], from u (zero if None).
 
-    Linear in (g, u), and with u = None a fixed linear operator: a preconditioner for any Krylov method.
+    The result is linear in (g, u). With u = None it is a fixed linear function of g, so it can precondition any Krylov
+    method.
     """
     level, coarser = levels[0], levels[1:]
     if not coarser:
@@ -46,57 +52,60 @@ def v_cycle(levels: Sequence[Level], g: Tensor, u: Tensor | None = None) -> Tens
 def chebyshev_steps(low: float, high: float, count: int) -> list[float]:
     """Step lengths that damp every eigenvalue in [low, high] by at least 1 / T_count(centre / halfwidth).
 
-    The reciprocals of the roots of the Chebyshev polynomial on the interval; short steps come first, so
-    that the long one never amplifies what rounding left at the high end.
+    They are the reciprocals of the roots of the Chebyshev polynomial on the interval. Short steps come first:
+    they damp the high end of the spectrum before the long steps, which amplify it.
     """
     centre, half = (high + low) / 2, (high - low) / 2
     return sorted(1 / (centre + half * math.cos(math.pi * (2 * k + 1) / (2 * count))) for k in range(count))
 
 
 class Cycle:
-    """r -> one V-cycle for A u = r from zero.
+    """The function r -> one V-cycle for A u = r from zero.
 
-    On a GPU a cycle on small grids is many short kernels, and launching them takes longer than running them. A
-    CUDA graph launches all at once; it keeps its vectors, so it is recorded where grids are small. The first cycle
-    runs without: it makes what the levels keep.
+    On a GPU a cycle on small grids consists of many short kernels, and launching them takes longer than running them.
+    A CUDA graph launches all of them at once. It holds memory for all vectors, so it is used on small grids only. It is
+    recorded at the second call: the first call builds what the levels cache.
     """
 
     def __init__(self, levels: Sequence[Level]):
         self.levels = levels
-        self.used = 0
+        self.calls = 0
         self.replay: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, r: Tensor) -> Tensor:
         if self.replay is not None:
             return self.replay(r)
-        self.used += 1
-        if r.is_cuda and self.used > 1 and len(r) <= GRAPH_UNKNOWNS:
+        self.calls += 1
+        if r.is_cuda and self.calls > 1 and len(r) <= MAX_UNKNOWNS_OF_CUDA_GRAPH:
             self.replay = self._recorded(r)
             return self.replay(r)
         return v_cycle(self.levels, r)
 
     def _recorded(self, like: Tensor) -> Callable[[Tensor], Tensor]:
-        held = torch.zeros_like(like)
+        argument = torch.zeros_like(like)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(like.device)
-        # torch.cuda.graph would collect garbage and hand memory back first, which takes longer than the solve.
+        # torch.cuda.graph would collect garbage and release memory first, which takes longer than the solve.
         with torch.cuda.stream(torch.cuda.Stream(like.device)):
             graph.capture_begin()
-            result = v_cycle(self.levels, held)
+            result = v_cycle(self.levels, argument)
             graph.capture_end()
 
         def replay(r: Tensor) -> Tensor:
-            held.copy_(r)
+            argument.copy_(r)
             graph.replay()
             return result.clone()
 
         return replay
 
 
-class Shifted:
-    """The levels of A shifted by c, and the V-cycle on them, for the last few shifts c asked for."""
+class ShiftedHierarchies:
+    """The levels of A shifted by c, and their V-cycle, cached for the last few shifts c.
 
-    def __init__(self, make: Callable[[float], list], keep: int = 4):
+    make(c): builds the levels. keep: how many shifts are cached.
+    """
+
+    def __init__(self, make: Callable[[float], list], keep: int = MAX_CACHED_SHIFTS):
         self.make, self.keep = make, keep
         self._levels: dict[float, list] = {}
         self._cycles: dict[float, Cycle] = {}
@@ -118,10 +127,10 @@ class Shifted:
 
 
 def in_single_precision(cycle: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A V-cycle on float32 levels for residuals (n, k) of any size and precision.
+    """A V-cycle on float32 levels as a preconditioner for residuals (n, k) of any size and precision.
 
-    Many columns are as many times the traffic of one, which the caches take for one but not for all: half the digits
-    are half of it, and a preconditioner needs no more.
+    With many columns the vectors do not fit into the caches, so memory traffic limits the speed. Single precision
+    halves it and is accurate enough for a preconditioner.
     """
 
     def precondition(r: Tensor) -> Tensor:

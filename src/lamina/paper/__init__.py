@@ -1,7 +1,7 @@
-"""The method of the CVPR 2026 paper "Learning to Solve PDEs on Neural Shape Representations", and the closest-point
-schemes beside it.
+"""The method of the CVPR 2026 paper "Learning to Solve PDEs on Neural Shape Representations".
 
-They are here to be compared with: `lamina.baselines.solve` calls them beside finite elements and GINO.
+The closest-point schemes of textbooks are here as well. All of them are here for comparison: `lamina.baselines.solve`
+calls them beside finite elements and GINO.
 
 >>> import lamina
 >>> domain = lamina.paper.BandDomain(lamina.Sphere(), spacing=0.2, scheme="coupled", order=2)
@@ -13,7 +13,7 @@ True
 
 from lamina.domain import Domain
 from lamina.paper.attention import Attention
-from lamina.paper.domain import BandDomain
+from lamina.paper.band_domain import BandDomain
 
 Domain.baseline = BandDomain
 

@@ -1,12 +1,12 @@
 """The paper's learned extension as a sparse matrix.
 
-Every patch's network gives weights a_j(x) that take the values at the patch's nodes to the extended value at its node
-x; patches are blended,
+In every patch the network gives weights a_j(x), which take the values at the nodes of the patch to the extended value
+at its node x. Patches are blended,
 
     u~(x) = sum_i w_i(x) u~_i(x) / sum_i w_i(x),   w_i(x) = exp(-|x - c_i|^2 / T),
 
-over the patches i that hold x, with centres c_i (T = 0.5 in the paper). All of that depends on the geometry alone,
-so it is one matrix E with rows that sum to one, assembled once. Weights below a tolerance are dropped and rows scaled
+over the patches i that contain x, with centres c_i (T = 0.5 in the paper). All of this depends on the geometry alone:
+it is one matrix E with rows that sum to one, assembled once. Weights below a tolerance are dropped and rows are scaled
 to sum to one again; docs/attention.md says what that changes.
 """
 
@@ -25,19 +25,23 @@ from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import cell_keys
 from lamina.grid.band import Band
-from lamina.linear.adjoint import Sparse
 from lamina.linear.graph import expand
+from lamina.linear.operator import SparseOperator
 from lamina.paper.attention_network import AttentionNetwork
-from lamina.paper.patches import RIM, Patches, cover, coverage_warning, localise
+from lamina.paper.patches import OUTER_HEIGHT_SHARE, Patches, cover, coverage_warning, localise
 from lamina.progress import Update
 from lamina.search.neighbours import PieceTrees
 from lamina.surfaces.base import Surface
 
-SAMPLED = 0.5  # feet of nodes within so many dx are samples, about one for every dx^2
-MOST_SAMPLES = 1024  # of a patch; the network takes means over them, which more would not change
-KERNELS = ("gaussian", "exponential")
-SIDE = {"cpu": 24, "cuda": 48}  # nodes along the side of the blocks of rows that are assembled together
-ENTRIES = {"cpu": 2**21, "cuda": 2**27}  # of what is made on the way: on a CPU few enough for its caches
+# The closest points of nodes become samples if the nodes lie within this many dx of the surface. At 0.5 there is about
+# one sample for every dx^2; with double the height there would be twice as many, with half of it half as many.
+MAX_SAMPLE_HEIGHT = 0.5
+MAX_SAMPLES_PER_PATCH = 1024  # The network takes means over the samples of a patch; more samples hardly change them.
+# A node counts as next to the surface if it is at most this many dx from it: it is then a corner of a cut cell.
+MAX_CORNER_HEIGHT = 3**0.5
+BLENDING_KERNELS = ("gaussian", "exponential")
+BLOCK_SIDE = {"cpu": 24, "cuda": 48}  # Nodes along the side of the blocks of rows that are assembled together.
+MAX_DENSE_ENTRIES = {"cpu": 2**21, "cuda": 2**27}  # Entries of dense intermediate arrays; on a CPU they fit its caches.
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,8 @@ class Attention:
     least_patches: int = 0
 
     def __post_init__(self) -> None:
-        if self.kernel not in KERNELS:
-            raise InputError(f"Unknown kernel {self.kernel!r}; known: {', '.join(KERNELS)}.")
+        if self.kernel not in BLENDING_KERNELS:
+            raise InputError(f"Unknown kernel {self.kernel!r}; known: {', '.join(BLENDING_KERNELS)}.")
         for name in ("temperature", "patch_spacing", "margin"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
@@ -99,7 +103,7 @@ class Attention:
             )
 
     def network(self) -> AttentionNetwork:
-        from lamina.paper.weights import load_network, shipped_network
+        from lamina.paper.attention_weights import load_network, shipped_network
 
         if isinstance(self.weights, AttentionNetwork):
             return self.weights
@@ -108,43 +112,43 @@ class Attention:
 
 @dataclass(frozen=True)
 class LearnedExtension:
-    """E, and what the user should know about it."""
+    """The matrix E with its patches and warnings."""
 
-    matrix: Sparse  # (n, n), with the gradients of the network's weights where these want them
+    matrix: SparseOperator  # (n, n), with gradients of the weights of the network if these require them
     patches: Patches
     warnings: list[str]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Oriented samples of a surface, each in a component: all that the learned extension sees of it."""
+    """Oriented samples of a surface with their components: all that the learned extension sees of the surface."""
 
     features: SurfaceFeatures
     component: Tensor  # (m,) int64
 
 
-def sampled_band(surface: Surface, band: Band, radius: float) -> tuple[Band, Samples]:
-    """Samples of the surface as dense as the nodes, and the nodes of a band of this radius that are as near to one.
+def band_near_samples(surface: Surface, band: Band, radius: float) -> tuple[Band, Samples]:
+    """The nodes of a band that lie within `radius` of a sample, and these samples, which are as dense as the nodes.
 
-    Samples are the surface's own; or, where these are farther apart than the nodes, the feet of the nodes next to it.
-    Nodes that are near the surface but not near a sample are a few at the rim, and no patch would be sure to hold them;
-    of those in cells that the surface meets the feet are samples, too.
+    The samples are the surface's own. If these are farther apart than the nodes, the samples are the closest points of
+    the nodes next to the surface. A few nodes at rims are near the surface but not near a sample, and a patch might
+    miss them. Those in cells that the surface cuts are kept, and their closest points become samples.
     """
     if float(surface.areas.sum()) <= len(surface.points) * band.spacing**2:
         samples = Samples(surface.features(), surface.component)
-        kept, lost = _near(band, radius, samples)
+        kept, lost = _nodes_near_samples(band, radius, samples)
         if not bool(lost.any()):
             return band.take(kept), samples
     height = band.heights
-    # The nearest node of a component is one of them, too: of a small part it may be the only one.
+    # The node of each component that is nearest to the surface always counts: a small component may have no other.
     least = torch.full_like(height[:1], torch.inf).repeat(surface.component_count)
     least.scatter_reduce_(0, band.component, height, "amin")
-    chosen = height <= least[band.component].clamp_min(SAMPLED * band.spacing)
+    chosen = height <= least[band.component].clamp_min(MAX_SAMPLE_HEIGHT * band.spacing)
     samples = _feet_as_samples(band, chosen)
-    kept, lost = _near(band, radius, samples)
-    if bool(lost.any()):  # closest points jump there, and all nodes nearby have feet elsewhere
+    kept, lost = _nodes_near_samples(band, radius, samples)
+    if bool(lost.any()):  # closest points jump here, so that the feet of all nodes nearby lie elsewhere
         samples = _feet_as_samples(band, chosen | lost)
-        kept = _near(band, radius, samples)[0] | lost
+        kept = _nodes_near_samples(band, radius, samples)[0] | lost
     return band.take(kept), samples
 
 
@@ -154,12 +158,12 @@ def _feet_as_samples(band: Band, chosen: Tensor) -> Samples:
     return Samples(from_samples(points, normals, component, slopes=True), component)
 
 
-def _near(band: Band, radius: float, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Whether each node (n,) is within radius of a sample of its component, and which (n,) at the surface are not."""
+def _nodes_near_samples(band: Band, radius: float, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Which nodes (n,) are within radius of a sample of their component; which (n,) next to the surface are not."""
     tree = PieceTrees(samples.features.points, samples.component)
     _, away = tree.query(band.lattice.position(band.ijk), band.component, 1)
     kept = away[:, 0] <= radius
-    return kept, ~kept & (band.heights <= 3**0.5 * band.spacing)
+    return kept, ~kept & (band.heights <= MAX_CORNER_HEIGHT * band.spacing)
 
 
 def attention_extension(
@@ -170,13 +174,13 @@ def attention_extension(
     network: AttentionNetwork,
     update: Update = lambda fraction, what: None,
 ) -> LearnedExtension:
-    """The learned extension on a band of this radius, all of it near samples; network: that of the options.
+    """The learned extension on a band of this radius, whose nodes are all near samples; network: that of the options.
 
-    A network whose weights want gradients is used as it is, in its own precision, and E carries them.
+    If the weights of the network require gradients, it is used in its own precision and E carries the gradients.
     """
     like = band.feet.points
     tracked = torch.is_grad_enabled() and any(p.requires_grad for p in network.parameters())
-    if not tracked:  # a copy: the caller's network stays where and as it is
+    if not tracked:  # a copy: the network of the caller is not changed
         network = copy.deepcopy(network).to(like.device, torch.float32).requires_grad_(False)
     dx, trained = band.spacing, network.config.spacing
     warning = coverage_warning(radius, dx, network.config.k)
@@ -186,7 +190,7 @@ def attention_extension(
     patches = cover_band(
         band, radius, samples, network.config.k, options.patch_spacing, options.margin, options.least_patches
     )
-    patches = patches.thinned(MOST_SAMPLES)
+    patches = patches.thinned(MAX_SAMPLES_PER_PATCH)
     blend = blend_weights(patches, len(band), options.kernel, options.temperature, trained / dx)
     matrix = assemble(network, patches, positions, surface, blend, band.ijk, trained / dx, options.tolerance, update)
     return LearnedExtension(_rows_to_one(matrix, positions.dtype), patches, [warning] if warning else [])
@@ -202,7 +206,7 @@ def cover_band(
         band.lattice.position(band.ijk),
         band.ijk,
         band.component,
-        band.heights > RIM * radius,
+        band.heights > OUTER_HEIGHT_SHARE * radius,
         k=k,
         spacing=spacing,
         margin=margin,
@@ -216,7 +220,7 @@ def blend_weights(patches: Patches, nodes: int, kernel: str, temperature: float,
     d = patches.distances * scale
     exponent = (d if kernel == "exponential" else d**2) / temperature
     flat = patches.nodes.reshape(-1)
-    # Only differences count; from the nearest centre on nothing underflows.
+    # Only differences of exponents count. Measured from the smallest one, no weight of the nearest centre underflows.
     least = torch.full_like(exponent.reshape(-1)[:1], torch.inf).repeat(nodes)
     least.scatter_reduce_(0, flat, exponent.reshape(-1), "amin")
     weight = torch.exp(least[flat] - exponent.reshape(-1))
@@ -234,25 +238,26 @@ def assemble(
     scale: float,
     tolerance: float,
     update: Update = lambda fraction, what: None,
-) -> Sparse:
-    """E (n, n), CSR with int32 indices, sorted columns, in the precision of the network; see the module.
+) -> SparseOperator:
+    """E (n, n), CSR with int32 indices and sorted columns, in the precision of the network; see the module.
 
-    Block by block of the lattice: the attention of all patches that meet a block, then the rows of its nodes, each
-    the sum over the patches that hold the node, in a dense strip as wide as these patches together.
+    E is assembled block by block of the lattice. First comes the attention of all patches that meet the block, then the
+    rows of its nodes. A row is the sum over the patches that contain the node. Rows are added up in a dense strip whose
+    columns are the nodes of these patches.
     """
-    # Near the origin before digits are dropped.
+    # Positions are centred first: the precision of the network may have fewer digits.
     origin = positions.mean(0)
     dtype = next(network.parameters()).dtype
     surface = replace(surface, points=surface.points - origin).to(dtype=dtype)
     positions = (positions - origin).to(dtype)
     n, k = len(positions), patches.nodes.shape[1]
     device = positions.device
-    block = _blocks(ijk, SIDE[device.type])
+    block = _blocks(ijk, BLOCK_SIDE[device.type])
     node_order = torch.argsort(block, stable=True)
     starts = torch.searchsorted(block[node_order], torch.arange(int(block.max()) + 2, device=device)).tolist()
-    # For every node the places in patches.nodes where it stands.
+    # For every node, its positions in patches.nodes.
     flat = patches.nodes.reshape(-1)
-    place_order = torch.argsort(flat, stable=True)
+    entry_order = torch.argsort(flat, stable=True)
     times = torch.bincount(flat, minlength=n)
     first = torch.cumsum(times, 0) - times
     scores = _rank_scores(network, patches, positions, surface, scale)
@@ -262,21 +267,23 @@ def assemble(
         update(low / n, f"attention of {len(patches)} patches")
         rows = node_order[low:high]
         entry, _ = expand(first[rows], times[rows])
-        meeting, seat = torch.unique(torch.div(place_order[entry], k, rounding_mode="floor"), return_inverse=True)
+        meeting, seat = torch.unique(torch.div(entry_order[entry], k, rounding_mode="floor"), return_inverse=True)
         attention = _attention(network, patches, meeting, positions, surface, scores, blend, scale)
         around = torch.unique(patches.nodes[meeting])
         local[around] = torch.arange(len(around), device=device)
         where = local[patches.nodes[meeting]]  # (q, k) columns of the strip
-        line = seat * k + place_order[entry] % k  # row of attention, for each entry
+        line = seat * k + entry_order[entry] % k  # row of attention, for each entry
         end = torch.cumsum(times[rows], 0)
-        for strip in torch.arange(len(rows), device=device).split(max(1, ENTRIES[device.type] // len(around))):
+        for strip in torch.arange(len(rows), device=device).split(
+            max(1, MAX_DENSE_ENTRIES[device.type] // len(around))
+        ):
             a, b = int(end[strip[0]] - times[rows[strip[0]]]), int(end[strip[-1]])
             row = torch.repeat_interleave(torch.arange(len(strip), device=device), times[rows[strip]])
             weights = attention.index_select(0, line[a:b])
             index = where.index_select(0, seat[a:b]).add_(row[:, None] * len(around))
             dense = torch.zeros(len(strip) * len(around), dtype=dtype, device=device)
             dense = dense.scatter_add_(0, index.reshape(-1), weights.reshape(-1)).reshape(len(strip), -1)
-            # The largest of a row stays, whatever the tolerance.
+            # The largest entry of a row is always kept.
             least = dense.amax(1, keepdim=True).clamp(max=max(tolerance, torch.finfo(dense.dtype).tiny))
             at, column = (dense >= least).nonzero().unbind(1)
             kept = dense[at, column]
@@ -296,10 +303,10 @@ def _blocks(ijk: Tensor, side: int) -> Tensor:
 def _rank_scores(
     network: AttentionNetwork, patches: Patches, positions: Tensor, surface: SurfaceFeatures, scale: float
 ) -> Tensor:
-    """lambda W (p, k) of all patches, some at a time."""
+    """lambda W (p, k) of all patches, computed in chunks."""
     k = network.config.k
     size = torch.bincount(patches.patch, minlength=len(patches))
-    step = max(1, ENTRIES[positions.device.type] // (k * max(1, int(size.max()))))
+    step = max(1, MAX_DENSE_ENTRIES[positions.device.type] // (k * max(1, int(size.max()))))
     parts = []
     for i in range(0, len(patches), step):
         some = patches.take(i, min(i + step, len(patches)))
@@ -318,10 +325,10 @@ def _attention(
     blend: Tensor,
     scale: float,
 ) -> Tensor:
-    """Weights (q k, k) of the patches numbered which (q,), a row for each of their nodes, times those of blending."""
+    """Attention times blending (q k, k) of the patches numbered which (q,), a row for each of their nodes."""
     k = patches.nodes.shape[1]
     out = []
-    step = max(1, ENTRIES[scores.device.type] // k**2)
+    step = max(1, MAX_DENSE_ENTRIES[scores.device.type] // k**2)
     none = patches.samples[:0]
     for i in range(0, len(which), step):
         some = which[i : i + step]
@@ -332,16 +339,16 @@ def _attention(
     return torch.cat(out).reshape(-1, k)
 
 
-def _rows_to_one(sparse: Sparse, dtype: torch.dtype) -> Sparse:
-    """The matrix with rows that sum to one in this precision: constants stay constants, step after step."""
+def _rows_to_one(sparse: SparseOperator, dtype: torch.dtype) -> SparseOperator:
+    """The matrix with rows that sum to one in this precision, so that constants stay constant over many steps."""
     crow, column = sparse.matrix.crow_indices(), sparse.matrix.col_indices()
     values = (sparse.matrix.values() if sparse.values is None else sparse.values).to(dtype)
     total = values.new_zeros(len(crow) - 1).index_add(0, sparse.row, values)
     return _csr(crow, column, values / total[sparse.row])
 
 
-def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> Sparse:
-    """CSR from entries listed row by row in the given order of rows; counts (n,) entries of each row."""
+def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: Tensor) -> SparseOperator:
+    """CSR from entries that are listed row by row in the given order of rows. counts (n,): entries of each row."""
     column, value = torch.cat(columns), torch.cat(values)
     listed = torch.cumsum(counts[order], 0) - counts[order]
     first = torch.empty_like(listed)
@@ -352,7 +359,7 @@ def _to_csr(columns: list[Tensor], values: list[Tensor], counts: Tensor, order: 
     return _csr(crow, column[entry], value[entry])
 
 
-def _csr(crow: Tensor, column: Tensor, values: Tensor) -> Sparse:
+def _csr(crow: Tensor, column: Tensor, values: Tensor) -> SparseOperator:
     n = len(crow) - 1
     matrix = torch.sparse_csr_tensor(crow, column, values.detach(), size=(n, n), check_invariants=False)
-    return Sparse(matrix, values if values.requires_grad else None)
+    return SparseOperator(matrix, values if values.requires_grad else None)

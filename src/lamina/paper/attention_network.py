@@ -7,7 +7,7 @@ surface features s_1 ... s_N,
     U_j = Phi1(b_j),   V = Phi2(q),   W = mean_i sigmoid(Phi3(s_i)) in R^k,
     a_j(q) = softmax_j(<U_j, V> - lambda W_j),   u~(q) = sum_j a_j(q) u(b_j).
 
-So W tells the nodes apart by their rank alone, and the output is a convex combination of values in the patch.
+So W distinguishes nodes by their rank alone, and the output is a convex combination of the values in the patch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from lamina.errors import InputError
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh}
-FEATURES = {"points": 3, "normals": 3, "curvatures": 2}  # and the numbers that each takes
+FEATURE_WIDTHS = {"points": 3, "normals": 3, "curvatures": 2}  # surface features, with their number of components
 
-# Parameters of the authors' checkpoint are those of AttentionNetwork under these names.
+# Names in the checkpoint of the authors, and ours for the same parts.
 AUTHORS_KEYS = {
     "key_net": "band_net",
     "query_net": "query_net",
@@ -36,15 +36,15 @@ AUTHORS_KEYS = {
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Shapes of an AttentionNetwork, and the grid that it belongs to.
+    """Sizes of an AttentionNetwork, and the spacing that it was trained for.
 
     k: band nodes of a patch. width: of hidden layers and of U and V. depth: linear layers of each perceptron.
-    surface_width, surface_depth: those of Phi3, the surface network; None, as of the others.
-    features: what Phi3 sees of a surface sample, any of "points", "normals", "curvatures" (mean and Gaussian,
-    in the lengths of the training data); none at all leaves W out.
-    learn_strength: whether lambda is trained; else it stays `strength`.
-    spacing: grid spacing of the training data. Local coordinates are scaled by spacing / dx, so that on another
-    grid the network sees nodes as far apart as those that it knows.
+    surface_width, surface_depth: the same of Phi3, the surface network; None: those of the other networks.
+    features: inputs of Phi3 for a surface sample, any of "points", "normals", "curvatures" (mean and Gaussian, in the
+    lengths of the training data); without features there is no W.
+    learn_strength: whether lambda is trained; otherwise it stays `strength`.
+    spacing: grid spacing of the training data. Local coordinates are scaled by spacing / dx, so that the distances
+    between nodes are those of the training data on every grid.
     """
 
     k: int = 400
@@ -69,17 +69,17 @@ class NetworkConfig:
                 raise InputError(f"{name} must be at least 1, or None for that of the other networks; got {value}.")
         if self.activation not in ACTIVATIONS:
             raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}.")
-        unknown = [f for f in self.features if f not in FEATURES]
+        unknown = [f for f in self.features if f not in FEATURE_WIDTHS]
         if unknown:
-            raise InputError(f"Unknown surface feature {unknown[0]!r}; known: {', '.join(FEATURES)}.")
-        # Vectors first, whatever the order they are named in.
-        object.__setattr__(self, "features", tuple(f for f in FEATURES if f in self.features))
+            raise InputError(f"Unknown surface feature {unknown[0]!r}; known: {', '.join(FEATURE_WIDTHS)}.")
+        # In the order of FEATURE_WIDTHS, so that vectors come first.
+        object.__setattr__(self, "features", tuple(f for f in FEATURE_WIDTHS if f in self.features))
         if not self.spacing > 0:
             raise InputError(f"spacing must be a positive number, got {self.spacing!r}.")
 
     @property
     def feature_width(self) -> int:
-        return sum(FEATURES[f] for f in self.features)
+        return sum(FEATURE_WIDTHS[f] for f in self.features)
 
     @property
     def surface_hidden(self) -> list[int]:
@@ -93,7 +93,7 @@ class NetworkConfig:
 
 
 class AttentionNetwork(nn.Module):
-    """Phi1, Phi2, Phi3 and lambda. With the default configuration 35,281 parameters, as the authors' has."""
+    """Phi1, Phi2, Phi3 and lambda. The default configuration has 35,281 parameters, as that of the authors."""
 
     strength: Tensor
 
@@ -113,8 +113,8 @@ class AttentionNetwork(nn.Module):
     def rank_scores(self, features: Tensor, patch: Tensor, patches: int) -> Tensor:
         """lambda W (patches, k), W the mean over the samples of each patch.
 
-        features (s, f): those of all samples of all patches, patch (s,) int64: the one that each belongs to. No
-        padding: a patch has as many rows as it has samples; one without any gets W = 1/2.
+        features (s, f): of the samples of all patches, without padding. patch (s,) int64: the patch of each sample. A
+        patch without samples gets W = 1/2.
         """
         k = self.config.k
         if not self.config.features:
@@ -125,7 +125,7 @@ class AttentionNetwork(nn.Module):
         return self.strength * torch.where(count > 0, total / count.clamp_min(1), torch.full_like(total, 0.5))
 
     def pooled_scores(self, features: Tensor) -> Tensor:
-        """lambda W (p, k) for features (p, s, f) of equally many samples a patch; a sum in a fixed order."""
+        """lambda W (p, k) for features (p, s, f), with s samples in every patch; sums have a fixed order."""
         if not self.config.features:
             return self.strength.new_zeros(len(features), self.config.k)
         return self.strength * torch.sigmoid(self.surface_net(features)).mean(1)
@@ -154,12 +154,14 @@ def from_authors(state: Mapping[str, Tensor], spacing: float = 0.05) -> Attentio
     for key, value in state.items():
         head, _, rest = key.partition(".")
         if head not in AUTHORS_KEYS:
-            raise InputError(f"{key!r} is no parameter of the authors' network; expected {', '.join(AUTHORS_KEYS)}.")
+            raise InputError(f"{key!r} is not a parameter of the authors' network; expected {', '.join(AUTHORS_KEYS)}.")
         renamed[AUTHORS_KEYS[head] + ("." + rest if rest else "")] = torch.as_tensor(value).float()
     try:
         width, k = len(renamed["band_net.0.bias"]), len(renamed["surface_net.2.bias"])
         network = AttentionNetwork(NetworkConfig(k=k, width=width, spacing=spacing))
         network.load_state_dict(renamed)
     except (KeyError, TypeError, RuntimeError) as error:
-        raise InputError(f"This is not the authors' network; parameters are missing or misshapen: {error}") from error
+        raise InputError(
+            f"This is not the authors' network; parameters are missing or have another shape: {error}"
+        ) from error
     return network

@@ -1,4 +1,4 @@
-"""A scheme with its Laplacian multiplied by a number: a diffusivity that is the same everywhere."""
+"""A scheme whose Laplacian is multiplied by a number: a constant diffusivity."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ConstantDiffusivity:
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
     ) -> KrylovResult:
         """Solve (a A - shift M) u = g as (A - shift / a M) u = g / a."""
-        moving = isinstance(shift, Tensor) or shift != 0
-        shift = shift / self.factor if moving else 0.0
+        shifted = isinstance(shift, Tensor) or shift != 0
+        shift = shift / self.factor if shifted else 0.0
         return self.scheme.solve(g / self.factor, shift, tolerance=tolerance, start=start, report=report)
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Rims in the coupled scheme: band nodes beyond the end of an open surface, and what their values are.
+"""Ghost nodes of the coupled scheme: band nodes beyond the rim of an open surface, and the values they take.
 
-A node whose closest point c lies on a rim is reflected through it: the closest point of 2c - x, inside the surface, is
-as far from the rim as the node. So u(x) = u there continues u evenly, with no flux, and u(x) = 2 g - u there oddly,
-with the value g on the rim, both to second order (Macdonald, Brandman and Ruuth 2011, "Solving eigenvalue problems on
-curved surfaces using the closest point method"). To first order u(x) is g, or the value at c itself.
+Let x be a node whose closest point c lies on a rim. The closest point of 2c - x is the image of x: it lies inside the
+surface, as far from the rim as x. Setting u(x) = u(image) continues u evenly and lets no flux through the rim. Setting
+u(x) = 2 g - u(image) continues u oddly and holds the value g on the rim. Both are of second order (Macdonald, Brandman
+and Ruuth 2011, "Solving eigenvalue problems on curved surfaces using the closest point method"). To first order, u(x)
+is g, or the value at c.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from lamina.grid.band import Band
 from lamina.spaces.scheme import FLUX, VALUE
 from lamina.surfaces.base import Surface
 
-FARTHEST = 2.0  # times as far as the node from the rim, and its image is none
+# An image is rejected if it is farther from the rim than this many times the distance of its node. On a smooth surface
+# both distances are about equal, so that 2 leaves room for curvature. An image that is farther lies on another part of
+# the surface. Chosen by trial.
+MAX_IMAGE_DISTANCE_RATIO = 2.0
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,11 @@ class Ghosts:
 
     rows: Tensor  # (g,) int64
     rim: Tensor  # (g, 3) their closest points, on the rim
-    distance: Tensor  # (g,) from the rim to the image, and about as far to the node
+    distance: Tensor  # (g,) from the rim to the image; that to the node is about the same
 
     @classmethod
     def of(cls, surface: Surface, band: Band, order: int) -> tuple[Band, Ghosts | None]:
-        """The band with images for feet beyond rims (order 2), or as it is (order 1), and its ghosts."""
+        """The band and its ghosts. At order 2 the feet of ghosts are replaced by their images, at order 1 they stay."""
         beyond = band.feet.beyond
         if beyond is None or not bool(beyond.any()):
             return band, None
@@ -40,8 +44,9 @@ class Ghosts:
         image = surface.closest_points(2 * c - x)
         away, offset = image.points - c, x - c
         distance = dot(away, away).sqrt()
-        near = (image.component == band.component[rows]) & (distance <= FARTHEST * dot(offset, offset).sqrt())
-        # A foot on the rim from straight above is its own image.
+        farthest = MAX_IMAGE_DISTANCE_RATIO * dot(offset, offset).sqrt()
+        near = (image.component == band.component[rows]) & (distance <= farthest)
+        # A node straight above the rim is its own image: its distance is 0.
         rows, c, distance = rows[near], c[near], distance[near]
         if order == 1:
             return band, cls(rows, c, distance)
@@ -54,15 +59,18 @@ class Ghosts:
 
 
 @dataclass(frozen=True)
-class Held:
-    """Ghosts with an odd rule. The Laplacian of an oddly continued field changes sign at the rim, and a ghost near it
-    with its own Laplacian would be unstable: these keep the rule, and nothing else."""
+class ConstrainedGhosts:
+    """Ghosts whose row of the system is their rule alone, without the Laplacian: those with an odd rule.
+
+    The Laplacian of an oddly continued field changes sign at the rim. A ghost near the rim with a Laplacian of its own
+    would be unstable.
+    """
 
     rows: Tensor  # (h,) int64
-    E: Tensor  # (h, n) their rows of the extension
+    E: Tensor  # (h, n) the rows of the extension that belong to them
 
     @classmethod
-    def of(cls, E: Tensor, rows: Tensor) -> Held | None:
+    def of(cls, E: Tensor, rows: Tensor) -> ConstrainedGhosts | None:
         if not len(rows):
             return None
         crow, count = E.crow_indices().long(), E.shape[1]
@@ -78,23 +86,23 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """u(x) = sign u(image) + gain g at the ghosts of a band."""
+class GhostRule:
+    """u(x) = image_factor u(image) + data_factor g at the ghosts of a band."""
 
-    sign: Tensor  # (g,)
-    gain: Tensor  # (g,)
+    image_factor: Tensor  # (g,)
+    data_factor: Tensor  # (g,)
 
     @classmethod
-    def make(cls, ghosts: Ghosts, kind: Tensor, robin: Tensor, order: int) -> Rule:
+    def from_conditions(cls, ghosts: Ghosts, kind: Tensor, robin: Tensor, order: int) -> GhostRule:
         """kind (g,): VALUE, u = g on the rim; FLUX, du/dn + robin u = g; or FREE, no flux."""
         d = ghosts.distance
-        sign, gain = torch.ones_like(d), torch.zeros_like(d)
-        held, given = kind == VALUE, kind == FLUX
+        image, data = torch.ones_like(d), torch.zeros_like(d)
+        fixed, flux = kind == VALUE, kind == FLUX
         if order == 1:
-            sign = torch.where(held, 0.0, torch.where(given, 1 / (1 + robin * d), sign))
-            gain = torch.where(held, 1.0, torch.where(given, d / (1 + robin * d), gain))
+            image = torch.where(fixed, 0.0, torch.where(flux, 1 / (1 + robin * d), image))
+            data = torch.where(fixed, 1.0, torch.where(flux, d / (1 + robin * d), data))
         else:
-            # With u on the rim the mean of u at the node and at its image, 2d apart.
-            sign = torch.where(held, -1.0, torch.where(given, (1 - robin * d) / (1 + robin * d), sign))
-            gain = torch.where(held, 2.0, torch.where(given, 2 * d / (1 + robin * d), gain))
-        return cls(sign, gain)
+            # u on the rim is the mean of u at the node and at its image, which are 2d apart.
+            image = torch.where(fixed, -1.0, torch.where(flux, (1 - robin * d) / (1 + robin * d), image))
+            data = torch.where(fixed, 2.0, torch.where(flux, 2 * d / (1 + robin * d), data))
+        return cls(image, data)

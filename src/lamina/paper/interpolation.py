@@ -1,4 +1,4 @@
-"""Interpolation in the band, as a sparse matrix: tensor-product cubic, sharpened along grid lines."""
+"""Interpolation in the band as a sparse matrix: tensor-product cubic, with quintic corrections along grid lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lamina.errors import InputError
 from lamina.grid.band import Band
-from lamina.linear.adjoint import Sparse, sparse_rows
+from lamina.linear.operator import SparseOperator, sparse_rows
 
 
 def lagrange_weights(t: Tensor, degree: int) -> Tensor:
@@ -30,57 +30,56 @@ def lagrange_weights(t: Tensor, degree: int) -> Tensor:
 
 
 class Lines(enum.IntEnum):
-    """How many grid lines an axis carry the quintic correction of cubic interpolation."""
+    """Number of grid lines along each axis on which cubic interpolation gets the quintic correction."""
 
     NONE = 0  # plain tensor-product cubic: 64 entries, error O(dx^4)
     NEAREST = 1  # on the line nearest to the point: 70 entries, error O(dx^5)
     BILINEAR = 2  # on the four lines around it: 88 entries, error O(dx^6)
 
 
-# Entries of a row for each kind.
-WIDTH = {Lines.NONE: 64, Lines.NEAREST: 70, Lines.BILINEAR: 88}
-CHUNK = {"cpu": 2**15, "cuda": 2**19}
+STENCIL_ENTRIES = {Lines.NONE: 64, Lines.NEAREST: 70, Lines.BILINEAR: 88}  # entries of a row
+INTERPOLATION_CHUNK = {"cpu": 2**15, "cuda": 2**19}  # points at a time
 
 
 def cubic_stencil(band: Band, points: Tensor, component: Tensor, lines: Lines) -> tuple[Tensor, Tensor]:
     """Nodes (n, m) int32 and weights (n, m) of cubic interpolation at points (n, 3), corrected along lines.
 
-    The error of tensor-product cubic interpolation is sum_d c(t_d) dx^4 d^4u/dx_d^4: one term an axis.
-    One-dimensional quintic minus cubic interpolation along a grid line of direction d estimates the term of
-    axis d and needs only the two nodes at the ends of the line beyond the cubic stencil. So 88 entries give
-    the order of the 216 of a tensor-product quintic, in a narrower band. Weights have the gradients of the points.
+    The error of tensor-product cubic interpolation is sum_d c(t_d) dx^4 d^4u/dx_d^4, with one term for each axis.
+    One-dimensional quintic minus cubic interpolation along a grid line of direction d estimates the term of axis d. It
+    needs only the two nodes at the ends of the line, beyond the cubic stencil. So 88 entries have the order of the 216
+    entries of a tensor-product quintic, in a narrower band. Weights carry the gradients of the points.
     """
-    index = torch.empty(len(points), WIDTH[lines], dtype=torch.int32, device=points.device)
+    index = torch.empty(len(points), STENCIL_ENTRIES[lines], dtype=torch.int32, device=points.device)
     weights = []
-    # Row by row, many at a time: what is needed on the way is larger than the result.
-    size = CHUNK[points.device.type]
+    # In chunks of rows, because intermediate arrays are larger than the result.
+    size = INTERPOLATION_CHUNK[points.device.type]
     for i in range(0, len(points), size):
         rows = slice(i, i + size)
         cell, t = _cells(band, points[rows])
         _fill_nodes(band, cell, t.detach(), component[rows], lines, index[rows])
         weights.append(_cubic_weights(t, lines))
-    return index, torch.cat(weights) if weights else points.new_empty(0, WIDTH[lines])
+    return index, torch.cat(weights) if weights else points.new_empty(0, STENCIL_ENTRIES[lines])
 
 
 def _fill_nodes(band: Band, cell: Tensor, t: Tensor, component: Tensor, lines: Lines, index: Tensor) -> None:
     n, device = len(cell), cell.device
-    index[:, :64].view(n, 16, 4).copy_(_look_up(band, cell, component, _ROWS.to(device), run=4))
-    place = 64
+    index[:, :64].view(n, 16, 4).copy_(_look_up(band, cell, component, _NODE_ROWS.to(device), run=4))
+    column = 64
     for axis in range(3 if lines else 0):
         for reach in (-2, 3):
             if lines is Lines.NEAREST:
                 offset = (t > 0.5).long()[:, None]
             else:
-                offset = _CORNERS.to(device)[:, _PLACE[axis]].clone()
+                offset = _CORNERS.to(device)[:, _CORNER_AXES[axis]].clone()
             offset[..., axis] = reach
             found = band.find(cell, component, offset)  # (n, 1) or (n, 4)
             _require_inside(found, band)
-            index[:, place : place + found.shape[1]] = found.to(torch.int32)
-            place += found.shape[1]
+            index[:, column : column + found.shape[1]] = found.to(torch.int32)
+            column += found.shape[1]
 
 
 def _cubic_weights(t: Tensor, lines: Lines) -> Tensor:
-    """Weights (n, m) at places t (n, 3) in their cells."""
+    """Weights (n, m) at local coordinates t (n, 3) in the cells."""
     n, cubic = len(t), lagrange_weights(t, 3)  # (n, 3, 4)
     plane = cubic[:, 0, :, None] * cubic[:, 1, None, :]
     box = plane[..., None] * cubic[:, 2, None, None, :]
@@ -88,7 +87,7 @@ def _cubic_weights(t: Tensor, lines: Lines) -> Tensor:
         return box.reshape(n, 64)
     correction = lagrange_weights(t, 5)
     correction[:, :, 1:5] -= cubic
-    share = torch.stack([1 - t, t], -1)  # (n, 3, 2): what the two lines beside the point get, an axis
+    share = torch.stack([1 - t, t], -1)  # (n, 3, 2): shares of the two lines beside the point, for each axis
     if lines is Lines.NEAREST:
         share = (share >= 0.5).to(t.dtype)
         share[:, :, 1] = 1 - share[:, :, 0]
@@ -121,16 +120,18 @@ def _cells(band: Band, points: Tensor) -> tuple[Tensor, Tensor]:
     return cell.long(), coordinate - cell
 
 
-# The corners of a square, the third coordinate free; and where that one goes for lines along each axis.
+# The corners of a square with a third coordinate, and the order of the coordinates for lines along each axis.
 _CORNERS = torch.tensor([[i, j, 0] for i in (0, 1) for j in (0, 1)])
-_PLACE = ([2, 0, 1], [0, 2, 1], [0, 1, 2])
-# Rows of four nodes in k that make up the 4 x 4 x 4 box of a cell.
-_ROWS = torch.tensor([[i, j, -1] for i in range(-1, 3) for j in range(-1, 3)])
+_CORNER_AXES = ([2, 0, 1], [0, 2, 1], [0, 1, 2])
+# The 16 rows of four nodes along k in the 4 x 4 x 4 box of a cell.
+_NODE_ROWS = torch.tensor([[i, j, -1] for i in range(-1, 3) for j in range(-1, 3)])
 
 
 def _look_up(band: Band, cell: Tensor, component: Tensor, offsets: Tensor, run: int) -> Tensor:
-    """Indices (n, len(offsets), run) int32 of runs of nodes in k; nodes that follow each other in k follow
-    each other in memory, so one look-up finds a run."""
+    """Indices (n, len(offsets), run) int32 of runs of nodes along k.
+
+    Nodes that follow each other along k follow each other in memory, so that one look-up finds a run.
+    """
     first = band.find(cell, component, offsets, run=run)
     _require_inside(first, band)
     return first.to(torch.int32)[..., None] + torch.arange(run, dtype=torch.int32, device=cell.device)
@@ -145,8 +146,8 @@ def _require_inside(index: Tensor, band: Band) -> None:
         )
 
 
-def interpolation(band: Band, points: Tensor, component: Tensor, lines: Lines) -> Sparse:
-    """The matrix (n, nodes) that takes a band field to its values at points (n, 3) on the surface, with gradients."""
+def interpolation(band: Band, points: Tensor, component: Tensor, lines: Lines) -> SparseOperator:
+    """The matrix (n, nodes) that evaluates a field of the band at points (n, 3) on the surface, with gradients."""
     return sparse_rows(*cubic_stencil(band, points, component, lines), len(band))
 
 
@@ -156,10 +157,10 @@ def interpolation_matrix(band: Band, points: Tensor, component: Tensor, lines: L
 
 
 def cubic_or_linear_matrix(band: Band, points: Tensor, component: Tensor) -> Tensor:
-    """As interpolation_matrix, cubic; trilinear at points for which the band lacks a node of the cubic stencil."""
+    """Cubic interpolation_matrix; trilinear at points where the band lacks a node of the cubic stencil."""
     cell, _ = _cells(band, points)
-    whole = (band.find(cell, component, _ROWS.to(cell.device), run=4) >= 0).all(1)
-    width = torch.where(whole, WIDTH[Lines.NONE], 8)
+    whole = (band.find(cell, component, _NODE_ROWS.to(cell.device), run=4) >= 0).all(1)
+    width = torch.where(whole, STENCIL_ENTRIES[Lines.NONE], 8)
     crow = torch.zeros(len(points) + 1, dtype=torch.int32, device=points.device)
     crow[1:] = torch.cumsum(width, 0)
     index = torch.empty(int(crow[-1]), dtype=torch.int32, device=points.device)

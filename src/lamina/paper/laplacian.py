@@ -23,8 +23,8 @@ def diagonal(order: int, spacing: float) -> float:
 def laplacian_matrix(band: Band, order: int) -> Tensor:
     """CSR matrix (n, n) of the 7-point (order 2) or 13-point (order 4) Laplacian.
 
-    Nodes at the edge of the band that lack a neighbour get an empty row: no interpolation stencil
-    reads them (see `band_radius`).
+    Nodes at the edge of the band that lack a neighbour get an empty row. No interpolation stencil reads them (see
+    `band_radius`).
     """
     weights = SECOND_DIFFERENCE[order]
     reach = len(weights) // 2
@@ -53,11 +53,11 @@ def laplacian_matrix(band: Band, order: int) -> Tensor:
 def staircase_laplacian(band: Band) -> Tensor:
     """CSR matrix (n, n) of the 7-point Laplacian with zero normal derivative at the staircase edge of the band.
 
-    A missing neighbour is replaced by the node itself, which leaves the Laplacian of the graph of the nodes,
+    A missing neighbour is replaced by the node itself. This gives the Laplacian of the graph of the nodes,
 
-        (L u)_a = sum over neighbours b of a in the band of (u_b - u_a) / dx^2:
+        (L u)_a = sum over neighbours b of a in the band of (u_b - u_a) / dx^2.
 
-    symmetric, negative semidefinite, zero on the constants of each component. Columns increase along a row.
+    It is symmetric, negative semidefinite, and zero on the constants of each component. Columns increase along a row.
     """
     i, j = int(band.shape[1]) * int(band.shape[2]), int(band.shape[2])
     step = torch.tensor([-i, -j, -1, 0, 1, j, i], device=band.key.device)  # in the order of the keys

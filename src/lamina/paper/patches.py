@@ -1,10 +1,11 @@
-"""Overlapping patches of a band: what the learned extension acts on.
+"""Overlapping patches of a band, on which the learned extension acts.
 
-A patch has the k band nodes nearest to its centre, a surface sample, nearest first, and the surface samples in the
-bounding box of these nodes, dilated. Patches are placed by a flood fill that spreads over the band, as in the paper's
-published demonstration: from the box of a patch it steps to the nodes beyond its corners, and starts a patch at the
-sample nearest to each that no other patch has come near; then to whatever the boxes reached and no patch holds. What
-lies just beyond the k nearest nodes of its own sample takes the place of the last of them.
+The centre of a patch is a surface sample. A patch has the k band nodes nearest to its centre, nearest first, and the
+surface samples in the dilated bounding box of these nodes. Patches are placed by a flood fill over the band, as in the
+published demonstration of the paper. From the box of a patch the flood steps to the nodes beyond the corners of the
+box. At each of them that no other patch has come near, it starts a patch, centred at the nearest sample. Then it starts
+patches at the nodes that boxes have reached but no patch contains. A node that lies just beyond the k nearest nodes of
+its own sample replaces the last of these.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ from lamina.fits.curvature import SurfaceFeatures
 from lamina.geometry.lattice import cell_keys
 from lamina.linear.graph import expand
 
-BOX_CELL = 0.5  # side of the bins in which samples are looked up, over the mean side of the boxes
-NEARLY = 1.15  # a node is given the last place of a patch whose farthest node is at least 1/NEARLY as far
-RIM = 0.8  # the flood steps to nodes farther from the surface than this share of the band's radius
+# Side of the bins in which samples are looked up, over the mean side of the boxes. It affects only the time: smaller
+# bins mean more look-ups, larger ones more samples to check.
+BIN_SIDE_PER_BOX_SIDE = 0.5
+# A node that no patch contains replaces the last node of a patch if its distance from the centre is at most this many
+# times that of the patch's farthest node. With a larger ratio a band that is much too wide for k would pass. Chosen by
+# trial.
+MAX_DISTANCE_PAST_PATCH = 1.15
+# The flood steps to nodes whose distance from the surface is more than this share of the radius of the band.
+OUTER_HEIGHT_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -42,14 +49,14 @@ class Patches:
     def __len__(self) -> int:
         return len(self.centres)
 
-    def thinned(self, most: int) -> Patches:
-        """The same with at most so many samples a patch, evenly picked from its list."""
+    def thinned(self, max_samples: int) -> Patches:
+        """The same patches with at most max_samples samples each, evenly picked from their lists."""
         count = torch.bincount(self.patch, minlength=len(self))
-        wanted = count.clamp(max=most)
+        wanted = count.clamp(max=max_samples)
         number, patch = expand(torch.zeros_like(wanted), wanted)
         first = (torch.cumsum(count, 0) - count)[patch]
-        place = first + torch.div(number * count[patch], wanted[patch], rounding_mode="floor")
-        return replace(self, samples=self.samples[place], patch=patch)
+        index = first + torch.div(number * count[patch], wanted[patch], rounding_mode="floor")
+        return replace(self, samples=self.samples[index], patch=patch)
 
     def take(self, first: int, last: int) -> Patches:
         """Patches first ... last - 1."""
@@ -65,7 +72,7 @@ class Patches:
 
 @dataclass(frozen=True)
 class LocalPatches:
-    """Patches in the frames (n, t1, t2) of their centres, lengths times a scale."""
+    """Patches in the frames (n, t1, t2) of their centres; lengths are multiplied by a scale."""
 
     nodes: Tensor  # (p, k, 3)
     points: Tensor  # (s, 3)
@@ -109,11 +116,11 @@ def cover(
     """Patches that cover a band.
 
     component (m,): of the samples. positions (n, 3), ijk (n, 3), node_component (n,): the band, in lexicographic order.
-    rim (n,) bool: its outer nodes. spacing: how far beyond a patch's box the flood places the next ones, and margin:
-    by how much boxes are dilated, both as shares of the box's sides; spacing < margin. least: where the flood places
-    fewer patches than that, more are put at the samples farthest from all centres.
-    The flood runs on the CPU, wherever the band is. Raises InputError, with the number of uncovered nodes, where
-    patches of k nodes do not cover the band; `advice` ends the sentence.
+    rim (n,) bool: its outer nodes. spacing: distance beyond the box of a patch at which the flood places the next ones.
+    margin: by how much boxes are dilated. Both are over the sides of the box; spacing < margin. least: if the flood
+    places fewer patches, more are placed at the samples farthest from all centres.
+    The flood runs on the CPU, wherever the band is. Raises InputError with the number of uncovered nodes if patches of
+    k nodes do not cover the band; its message ends with `advice`.
     """
     xyz, points = (v.detach().double().cpu().numpy() for v in (positions, surface.points))
     label, node_label = component.cpu().numpy(), node_component.cpu().numpy()
@@ -128,7 +135,7 @@ def cover(
     for here, mine, flood in floods:
         flood.grow(math.ceil(growth * len(flood.centres) - 1e-9))
         centres.append(mine[flood.centres])
-        # A component smaller than a patch fills it with repetitions of its farthest node.
+        # If a component is smaller than a patch, its farthest node is repeated to fill the patch.
         near = np.stack(flood.nodes)[:, np.minimum(np.arange(k), len(here) - 1)]
         nodes.append(here[near])
     centre = torch.from_numpy(np.concatenate(centres)).to(positions.device)
@@ -150,8 +157,9 @@ def cover(
 class _Flood:
     """The flood fill over the nodes of one component, with samples points (m, 3) and nodes xyz (n, 3).
 
-    Boxes are looked up in a dense table of the component's bounding box. `reached` are the nodes in the dilated box of
-    some patch, `corners` those of them beyond its corners: outside the box, dilated by the spacing, in each coordinate.
+    Boxes are looked up in a dense table of the bounding box of the component. `reached` are the nodes in the dilated
+    box of some patch. `corners` are those of them beyond its corners, that is, outside the box dilated by the spacing
+    in every coordinate.
     """
 
     def __init__(self, points: NDArray, xyz: NDArray, ijk: NDArray, k: int, spacing: float, margin: float):
@@ -165,7 +173,7 @@ class _Flood:
         self.nodes: list[NDArray] = []
 
     def run(self, outer: NDArray) -> None:
-        """Until every node that was reached is covered, or cannot be; outer (n,) bool: where the flood steps to."""
+        """Flood until every reached node is covered or cannot be. outer (n,) bool: nodes that the flood steps to."""
         starts = np.flatnonzero(outer)
         self._patch(int(starts[0]) if len(starts) else 0)
         ahead, missing = self.corners & outer, self.reached & ~self.covered
@@ -176,7 +184,7 @@ class _Flood:
                 box, corner = self._patch(node)
                 ahead[box[~corner]] = False
                 ahead[node] = False
-            # What was missing before these steps still gets patches of its own: overlap is wanted.
+            # Nodes that were missing before these steps get patches of their own, because overlap is wanted.
             while missing.any():
                 node = int(missing.argmax())
                 self._patch(node)
@@ -187,25 +195,25 @@ class _Flood:
             ahead = self.corners & missing & outer
             if hopeless:
                 break
-        self._squeeze_in(np.flatnonzero(missing))
+        self._replace_last_nodes(np.flatnonzero(missing))
 
-    def _squeeze_in(self, missing: NDArray) -> None:
-        """A patch for every node that is in none, at the sample nearest to it, with the node in its last place.
+    def _replace_last_nodes(self, missing: NDArray) -> None:
+        """Add a patch for every node without one: at its nearest sample, with the node in place of the last one.
 
-        Only where that mends all of them: a band much too wide for k is an error.
+        Nothing is added unless this covers all of them: a band much too wide for k is an error.
         """
         if not len(missing):
             return
         away, centre = self.samples.query(self.xyz[missing])
         far, near = (v.reshape(len(missing), -1) for v in self.tree.query(self.points[centre], self.k))
-        if (away <= NEARLY * far[:, -1]).all():
+        if (away <= MAX_DISTANCE_PAST_PATCH * far[:, -1]).all():
             near[:, -1] = missing
             self.centres.extend(np.atleast_1d(centre).tolist())
             self.nodes.extend(near)
             self.covered[missing] = True
 
     def grow(self, count: int) -> None:
-        """Further patches, each at the sample farthest from all centres, until there are `count`."""
+        """Add patches at the samples farthest from all centres until there are `count`."""
         away = KDTree(self.points[self.centres]).query(self.points)[0]
         for _ in range(min(count - len(self.centres), len(self.points))):
             centre = int(away.argmax())
@@ -216,7 +224,7 @@ class _Flood:
             away = np.minimum(away, np.linalg.norm(self.points - self.points[centre], axis=1))
 
     def _patch(self, node: int) -> tuple[NDArray, NDArray]:
-        """Start a patch at the sample nearest to a node; the nodes of its dilated box, and which are beyond corners."""
+        """Start a patch at the sample nearest to a node. Returns the nodes of its dilated box and which are corners."""
         centre = int(self.samples.query(self.xyz[node])[1])
         near = np.atleast_1d(self.tree.query(self.points[centre], self.k)[1])
         self.centres.append(centre)
@@ -238,14 +246,15 @@ class _Flood:
 def samples_in_boxes(points: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Samples (s,) of points (m, 3) in each box low (p, 3) to high (p, 3), box after box, and their boxes (s,).
 
-    Samples are binned and sorted by bin, so that the bins of a box that follow each other in the last coordinate are
-    one range of samples; every range is checked exactly.
+    Samples are binned and sorted by bin. The bins of a box that follow each other in the last coordinate are then one
+    range of samples. Every sample of these ranges is checked exactly.
     """
-    cell = max(BOX_CELL * float((high - low).mean()), 1e-6 * float((points.amax(0) - points.amin(0)).max()))
+    extent = float((points.amax(0) - points.amin(0)).max())
+    cell = max(BIN_SIDE_PER_BOX_SIDE * float((high - low).mean()), 1e-6 * extent)  # never zero
     origin = points.amin(0)
     bins = torch.floor((points - origin) / cell).long()
     shape = bins.amax(0) + 1
-    # Stable: patches are thinned by the order of their samples, which is to be the same on every device.
+    # The sort is stable because patches are thinned by the order of their samples: it must not depend on the device.
     key, order = torch.sort(cell_keys(bins.unbind(1), shape), stable=True)
     first = torch.floor((low - origin) / cell).long().clamp_min(0)
     last = torch.minimum(torch.floor((high - origin) / cell).long(), shape - 1)
@@ -258,20 +267,20 @@ def samples_in_boxes(points: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor,
     stop = torch.searchsorted(key, row + last[box, 2], right=True)
     entry, column = expand(start, (stop - start).clamp_min(0))
     found, owner = order[entry], box[column]
-    place = points.index_select(0, found)
-    inside = ((place >= low.index_select(0, owner)) & (place <= high.index_select(0, owner))).all(1)
+    position = points.index_select(0, found)
+    inside = ((position >= low.index_select(0, owner)) & (position <= high.index_select(0, owner))).all(1)
     return found[inside], owner[inside]
 
 
 def coverage_radius(k: int, spacing: float) -> float:
-    """Radius dx (3k / 4 pi)^(1/3) of the ball that holds about k nodes: bands up to it are covered."""
+    """Radius dx (3k / 4 pi)^(1/3) of a ball of about k nodes: bands up to this radius are covered."""
     return spacing * (3 * k / (4 * math.pi)) ** (1 / 3)
 
 
 def safe_radius(k: int) -> float:
-    """Radius of a band, over dx, that patches of k nodes are sure to cover: 4.5 for 400 nodes.
+    """Radius of a band, over dx, that patches of k nodes always cover: 4.5 for 400 nodes.
 
-    A ball of radius r dx holds 4 pi r^3 / 3 nodes, give or take 4 r wherever its centre lies on the lattice.
+    A ball of radius r dx contains 4 pi r^3 / 3 nodes up to +-4 r, wherever its centre lies on the lattice.
     """
     r = (3 * k / (4 * math.pi)) ** (1 / 3)
     for _ in range(8):

@@ -18,7 +18,7 @@ from lamina.search.neighbours import k_nearest
 from lamina.search.triangles_by_samples import TrianglesBySamples
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
-from lamina.surfaces.specks import SPECK, left_out_for_size
+from lamina.surfaces.specks import MAX_SPECK_AREA_RATIO, left_out_for_size
 
 # The constants of this module were chosen by trial, by the errors of Poisson's equation on the shapes that
 # docs/neural.md names. Where a comment says nothing of half and double, neither was recorded.
@@ -211,7 +211,7 @@ def _without_specks(points: Tensor, faces: Tensor) -> tuple[Tensor, list[str]]:
     """Faces (k, 3) of the parts that are no specks, and a sentence about the specks, if there are any."""
     part, areas = _connected_patches(faces), triangle_areas(points[faces])
     area = torch.zeros_like(areas).index_add_(0, part, areas)
-    kept = (area >= SPECK * area.max())[part]
+    kept = (area >= MAX_SPECK_AREA_RATIO * area.max())[part]
     if bool(kept.all()):
         return faces, []
     share = float(areas[~kept].sum() / areas.sum())

@@ -37,6 +37,6 @@ def load_fit_network(path: str | Path) -> FitNetwork:
 
 @cache
 def shipped_fit_network() -> FitNetwork:
-    """The network of robust fits that comes with lamina, trained on the Spike by `lamina train`."""
+    """The network of robust fits that comes with lamina, trained on the Spike by `lamina paper train`."""
     with resources.as_file(resources.files("lamina.reconstruction") / SHIPPED_WEIGHTS) as path:
         return load_fit_network(path).requires_grad_(False)

@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint as recompute_later
 from lamina.geometry.basis import Q1, Q2, from_corners, gauss_points
 from lamina.geometry.lattice import OCTANTS
 from lamina.grid.cut_surface import CutSurface
-from lamina.linear.adjoint import Sparse, System, solve
+from lamina.linear.adjoint import System, solve
 from lamina.linear.assembly import assemble
 from lamina.linear.components import column
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
+from lamina.linear.operator import SparseOperator
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ def normal_tensors(cut: CutSurface) -> Tensor:
     pattern, (values,) = assemble(unknown, count, [mass.reshape(-1, 8, 8) + stabilising])
     g = weights.new_zeros(count, 6).index_add(0, unknown.reshape(-1), load.reshape(-1, 6))
     constant = values.detach()
-    matrix = Sparse(pattern.matrix(constant), values if values.requires_grad else None)
+    matrix = SparseOperator(pattern.matrix(constant), values if values.requires_grad else None)
     return solve_mass_system(matrix, 1 / constant[pattern.diagonal], g, NORMALS_TOLERANCE)
 
 
@@ -332,7 +333,7 @@ def smooth_enough_for_order_3(cut: CutSurface) -> tuple[bool, str]:
     return False, f"the surface turns within cells: {compared}"
 
 
-def solve_mass_system(matrix: Sparse, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
+def solve_mass_system(matrix: SparseOperator, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
     """v with matrix v = g, by conjugate gradients for a mass matrix. inverse: one over its diagonal."""
 
     def krylov(b: Tensor, size: Tensor | None) -> KrylovResult:
@@ -341,7 +342,7 @@ def solve_mass_system(matrix: Sparse, inverse: Tensor, g: Tensor, tolerance: flo
         )
 
     entries = () if matrix.values is None else (matrix.values,)
-    return solve(System(krylov, krylov, entries, lambda v, u: (-matrix.pairs(v, u),)), g).solution
+    return solve(System(krylov, krylov, entries, lambda v, u: (-matrix.outer_at_entries(v, u),)), g).solution
 
 
 def sliver_stiffness(cut: CutSurface) -> Tensor:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from lamina.errors import SolveError
 from lamina.geometry.basis import Q2, from_corners
-from lamina.grid.sheets import Elements
-from lamina.linear.adjoint import transposed
+from lamina.grid.sheets import CutElements
 from lamina.linear.assembly import Pattern, assemble, plus_product, rows_to_csr
 from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
+from lamina.linear.operator import transposed
 from lamina.spaces.galerkin import child_interpolation, on_corners
 
 
@@ -290,7 +290,7 @@ class ChannelLevel:
         return (along @ modes.T).T.contiguous()
 
 
-def build_levels(elements: Elements, unknown: Tensor, spacing: float, K: Tensor, M: Tensor) -> list[OperatorLevel]:
+def build_levels(elements: CutElements, unknown: Tensor, spacing: float, K: Tensor, M: Tensor) -> list[OperatorLevel]:
     """K and M on the cut cells of spacing dx, 2dx, 4dx, ..., each the Galerkin restriction of the finer one.
 
     unknown (e, k): the unknowns of the functions on the finest cells. For quadratic functions, the second level holds
@@ -322,7 +322,7 @@ def build_levels(elements: Elements, unknown: Tensor, spacing: float, K: Tensor,
         elements, spacing, unknown = coarse, 2 * spacing, coarse.unknown
 
 
-def _level(elements: Elements, unknown: Tensor, spacing: float, K: Tensor, M: Tensor) -> OperatorLevel:
+def _level(elements: CutElements, unknown: Tensor, spacing: float, K: Tensor, M: Tensor) -> OperatorLevel:
     component = elements.component_of(unknown)
     pattern, (stiffness, mass) = assemble(unknown, len(component), [K, M])
     return OperatorLevel(spacing, pattern, stiffness, mass, component)

@@ -131,7 +131,7 @@ def boundary(cut: CutSurface, conditions: ConditionsAtPoints, K: Tensor) -> Boun
                 a = conditions.rim_diffusivity[value]
                 direction = a[:, None] * direction if a.ndim == 1 else torch.einsum("nij,nj->ni", a, direction)
             if cut.degree > 1:
-                direction = rim.frames.take(value).below(direction)
+                direction = rim.frames.take(value).flat_direction(direction)
             flux = directional_derivatives(gradient, direction) / h
             beta = _safe_beta(element, flux, w, K, h)
             row = w[:, None] * (beta[:, None] * phi - flux)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lamina.grid.cut_surface import CutSurface
-from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.assembly import assemble
+from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.spaces.galerkin import (
     consistent_mass,
     element_matrices,
@@ -105,7 +105,7 @@ class CutCellOperators(SymmetricOperators):
     def source_faces(self) -> Tensor | None:
         return self.cut.face
 
-    def source_matrix(self) -> Sparse:
+    def source_matrix(self) -> SparseOperator:
         cut = self.cut
         unknown = cut.unknown[cut.element].to(torch.int32)
         return sparse_rows(unknown, cut.quadrature.weights[:, None] * cut.basis.values(cut.local), self.unknowns).T
@@ -123,7 +123,7 @@ class CutCellOperators(SymmetricOperators):
         return solve_mass_system(*self._projection, g, tolerance)
 
     @cached_property
-    def _projection(self) -> tuple[Sparse, Tensor]:
+    def _projection(self) -> tuple[SparseOperator, Tensor]:
         """M + dx^2 S with the consistent mass M, and one over its diagonal; for quadratic functions the mass matrix."""
         if self.cut.degree > 1:
             finest = self.levels[0]
@@ -132,7 +132,7 @@ class CutCellOperators(SymmetricOperators):
             element = consistent_mass(self.cut) + self.spacing**2 * stabilisation(self.cut)
             pattern, (values,) = assemble(self.cut.unknown, self.unknowns, [element])
         constant = values.detach()
-        return Sparse(pattern.matrix(constant), values if values.requires_grad else None), (
+        return SparseOperator(pattern.matrix(constant), values if values.requires_grad else None), (
             1 / constant[pattern.diagonal]
         )
 
@@ -149,12 +149,12 @@ class CutCellOperators(SymmetricOperators):
     def remove_mean(self, u: Tensor, mean_at_points) -> Tensor:
         return self.without_mean(u)
 
-    def readout(self, feet: ClosestPoints) -> Sparse:
+    def readout(self, feet: ClosestPoints) -> SparseOperator:
         return self._in_elements(*self.cut.locate(feet))
 
-    def readout_in(self, element: Tensor, points: Tensor) -> Sparse:
+    def readout_in(self, element: Tensor, points: Tensor) -> SparseOperator:
         """The readout for points (n, 3) whose elements (n,) are known."""
         return self._in_elements(element, self.cut.local_in(element, points))
 
-    def _in_elements(self, element: Tensor, local: Tensor) -> Sparse:
+    def _in_elements(self, element: Tensor, local: Tensor) -> SparseOperator:
         return sparse_rows(self.cut.unknown[element].to(torch.int32), self.cut.basis.values(local), self.unknowns)

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lamina.linear.adjoint import Sparse
 from lamina.linear.krylov import KrylovResult
+from lamina.linear.operator import SparseOperator
 from lamina.surfaces.base import ClosestPoints
 
 FREE, VALUE, FLUX = 0, 1, 2  # what a condition prescribes at a point: nothing, u, or the flux
@@ -59,7 +59,7 @@ class Scheme(Protocol):
         """The faces (p,) of a mesh on which the source points lie; None if they are not known."""
         ...
 
-    def source_matrix(self) -> Sparse:
+    def source_matrix(self) -> SparseOperator:
         """The matrix (unknowns, p) that makes the load of values at the source points."""
         ...
 
@@ -89,7 +89,7 @@ class Scheme(Protocol):
         """The mean of f (c,) that was subtracted on each component so that A u = g has a solution."""
         ...
 
-    def readout(self, feet: ClosestPoints) -> Sparse:
+    def readout(self, feet: ClosestPoints) -> SparseOperator:
         """The matrix (n, unknowns) that evaluates a field at n points on the surface."""
         ...
 

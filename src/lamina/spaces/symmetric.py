@@ -7,10 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lamina.linear.adjoint import Sparse, System, solve
+from lamina.linear.adjoint import System, solve
 from lamina.linear.components import ComponentMean, column, component_sums
 from lamina.linear.krylov import KrylovResult, conjugate_gradients, in_blocks
-from lamina.linear.multigrid import Shifted, in_single_precision, v_cycle
+from lamina.linear.multigrid import ShiftedHierarchies, in_single_precision, v_cycle
+from lamina.linear.operator import SparseOperator
 from lamina.spaces.hierarchy import SMOOTHER, ChannelLevel, OperatorLevel, ShiftedLevel
 from lamina.spaces.scheme import Report, Shift
 
@@ -39,7 +40,7 @@ class SymmetricOperators:
         self.free = None if free is None or bool(free.all()) else free
         self.component = levels[0].component
         self.component_count = component_count
-        self._shifted = Shifted(self._shift)
+        self._shifted = ShiftedHierarchies(self._shift)
 
     @property
     def unknowns(self) -> int:
@@ -54,14 +55,14 @@ class SymmetricOperators:
         return self.levels[0].matrix(0.0, 1.0)
 
     @cached_property
-    def stiffness(self) -> Sparse:
+    def stiffness(self) -> SparseOperator:
         """K, with gradients."""
-        return Sparse(self.K, None if self.entries is None else self.entries[0])
+        return SparseOperator(self.K, None if self.entries is None else self.entries[0], symmetric=True)
 
     @cached_property
-    def mass_matrix(self) -> Sparse:
+    def mass_matrix(self) -> SparseOperator:
         """M, with gradients."""
-        return Sparse(self.M, None if self.entries is None else self.entries[1])
+        return SparseOperator(self.M, None if self.entries is None else self.entries[1], symmetric=True)
 
     @cached_property
     def mass_of_one(self) -> Tensor:
@@ -172,7 +173,7 @@ class SymmetricOperators:
         def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
             found = []
             if entries:
-                found = [-self.stiffness.pairs(v, u), -self.mass_matrix.pairs(shift * v, u)]
+                found = [-self.stiffness.outer_at_entries(v, u), -self.mass_matrix.outer_at_entries(shift * v, u)]
             if shifts:
                 each = -(v * (self.mass_matrix @ u)).sum(0)
                 found.append(each if each.shape == shifts[0].shape else each.sum())
@@ -190,8 +191,8 @@ class SymmetricOperators:
         return self._shift_single(0.0)
 
     @cached_property
-    def _single(self) -> Shifted:
-        return Shifted(self._shift_single)
+    def _single(self) -> ShiftedHierarchies:
+        return ShiftedHierarchies(self._shift_single)
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
         """The levels of K + shift M. Those of the last few shifts are cached."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice, nodes_within
 from lamina.geometry.triangles import dot, points_in, triangle_areas
-from lamina.linear.adjoint import Sparse, sparse_rows
+from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.search.neighbours import k_nearest
 
 INTERPOLATION_BATCH = 2**16  # points that are interpolated at a time: intermediate results are many times the result
@@ -219,7 +219,7 @@ class Surface(ABC):
         """Values (n,) or (n, k) at surface points x (n, 3), to second order, from values (m,) or (m, k) at `points`."""
         return self.interpolation(x) @ values
 
-    def interpolation(self, x: Tensor, face: Tensor | None = None) -> Sparse:
+    def interpolation(self, x: Tensor, face: Tensor | None = None) -> SparseOperator:
         """The matrix (n, m) of `interpolate` at surface points x (n, 3).
 
         It is a linear least-squares fit in space over the nearest samples, weighted towards x. With rows

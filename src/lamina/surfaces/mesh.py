@@ -13,8 +13,8 @@ from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import corner_angles, dot, triangle_areas, triangle_normals, unit, vertex_areas
-from lamina.linear.adjoint import Sparse, sparse_rows
 from lamina.linear.graph import components
+from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.search.face_orientation import agreeing_sides
 from lamina.search.nearest import Nearest
 from lamina.surfaces.base import ClosestPoints, NearNodes, Surface
@@ -208,7 +208,7 @@ class Mesh(Surface):
         ijk, _, piece, point = self.tree.to_nodes(lattice, radius)
         return NearNodes(ijk, self._feet(lattice.position(ijk), piece, point))
 
-    def interpolation(self, x: Tensor, face: Tensor | None = None) -> Sparse:
+    def interpolation(self, x: Tensor, face: Tensor | None = None) -> SparseOperator:
         """Linear on each triangle."""
         assert self.faces is not None
         point = x

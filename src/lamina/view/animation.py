@@ -20,7 +20,10 @@ from lamina.progress import progress
 from lamina.view.annotate import heading
 from lamina.view.render import render
 
-KINDS = (".gif", ".mp4")
+ANIMATION_SUFFIXES = (".gif", ".mp4")
+PALETTE_FRAMES = 8  # The palette of a GIF is made from about this many of its frames.
+MIN_FRAME_MILLISECONDS = 20  # Many programs play GIFs with shorter frames slowly.
+LAST_FRAME_MILLISECONDS = 1200  # Time to look at the last frame before the GIF repeats.
 
 
 def animate(
@@ -41,26 +44,26 @@ def animate(
 ) -> Path:
     """Write states (s, n) of a field at points (n, 3), s at least 2, at given times (s,), as .gif or .mp4.
 
-    All in one scale of colours, from one place. seconds: how long it plays. time_unit: of the times. Other options as
-    in `render`. An MP4 needs the program ffmpeg. Returns the path. Raises InputError.
+    All frames have one colour scale and one camera. seconds: playing time. time_unit: of the times. Other options are
+    those of `render`. An MP4 needs the program ffmpeg. Returns the path. Raises InputError.
     """
     path, states = Path(path), as_floats(values)
-    if path.suffix.lower() not in KINDS:
-        raise InputError(f"cannot write {path}: an animation is one of {', '.join(KINDS)}.")
+    if path.suffix.lower() not in ANIMATION_SUFFIXES:
+        raise InputError(f"cannot write {path}: an animation is one of {', '.join(ANIMATION_SUFFIXES)}.")
     if states.ndim != 2 or len(states) < 2 or len(states) != len(times):
         raise InputError(
             f"an animation needs two states or more and the time of each, got values of shape {states.shape} and "
             f"{len(times)} times; keep some with heat(..., frames=24)."
         )
     if path.suffix.lower() == ".mp4" and shutil.which("ffmpeg") is None:
-        raise InputError(f"cannot write {path}: an MP4 needs the program ffmpeg, which is not here; write a .gif.")
+        raise InputError(f"cannot write {path}: an MP4 needs the program ffmpeg, which is not installed; write a .gif.")
     scale = scale_of(states, map, low, high)
     pictures = []
     with progress("drawing", show_progress) as update:
         for i, (state, time) in enumerate(zip(states, times, strict=True)):
-            said = heading(title, time, times, time_unit)
+            text = heading(title, time, times, time_unit)
             pictures.append(
-                render(points, state, size=size, title=said, map=scale.map, low=scale.low, high=scale.high, **options)
+                render(points, state, size=size, title=text, map=scale.map, low=scale.low, high=scale.high, **options)
             )
             update((i + 1) / len(states), f"frame {i + 1} of {len(states)}")
     if path.suffix.lower() == ".mp4":
@@ -71,13 +74,12 @@ def animate(
 
 
 def _write_gif(path: Path, pictures: list[Image.Image], milliseconds: float) -> None:
-    """With one palette for all frames: a palette each would make still parts flicker."""
-    some = pictures[:: max(1, len(pictures) // 8)]
+    """Write a GIF. All frames share one palette, because still parts would flicker otherwise."""
+    some = pictures[:: max(1, len(pictures) // PALETTE_FRAMES)]
     sheet = Image.fromarray(np.concatenate([np.asarray(picture) for picture in some]))
     palette = sheet.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     frames = [picture.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG) for picture in pictures]
-    last = 1200  # milliseconds to look at the end before it starts anew
-    duration = [max(20, round(milliseconds))] * (len(frames) - 1) + [last]
+    duration = [max(MIN_FRAME_MILLISECONDS, round(milliseconds))] * (len(frames) - 1) + [LAST_FRAME_MILLISECONDS]
 
     def write(file: Any) -> None:
         frames[0].save(
@@ -99,6 +101,6 @@ def _write_mp4(path: Path, pictures: list[Image.Image], rate: float) -> None:
         frames = b"".join(picture.tobytes() for picture in pictures)
         finished = subprocess.run(command, input=frames, capture_output=True, check=False)
         if finished.returncode != 0:
-            said = finished.stderr.decode(errors="replace").strip().splitlines()
-            raise InputError(f"cannot write {path}: ffmpeg says {said[-1] if said else 'nothing'}.")
+            lines = finished.stderr.decode(errors="replace").strip().splitlines()
+            raise InputError(f"cannot write {path}: ffmpeg says {lines[-1] if lines else 'nothing'}.")
         atomic_write(path, lambda file: file.write(made.read_bytes()))

@@ -1,4 +1,4 @@
-"""Pages in front of someone: in a notebook, or in the browser."""
+"""Show a page in a notebook or in the browser."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lamina.view.page import Page
 
 
 def show(page: Page, name: str) -> None:
-    """Show a page in the running notebook; without one, write it to a temporary file and open the browser."""
+    """Show a page in the running notebook. Without a notebook, write it to a temporary file and open the browser."""
     if in_notebook():
-        display = importlib.import_module("IPython.display").display  # there, for a notebook is running
+        display = importlib.import_module("IPython.display").display  # installed, because a notebook is running
 
         display(page)
         return
@@ -23,11 +23,11 @@ def show(page: Page, name: str) -> None:
     stem = "".join(c if c.isalnum() else "-" for c in name) or "lamina"
     path = page.save(folder / f"{stem}.html")
     if not open_browser(path):
-        print(f"lamina: no browser to open; the page is {path}", file=sys.stderr)
+        print(f"lamina: there is no browser here; the page is {path}", file=sys.stderr)
 
 
 def open_browser(path: Path) -> bool:
-    """Open a file in the default browser; False where there is none to be seen."""
+    """Open a file in the default browser. False if there is no graphical browser."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False  # webbrowser would start one in the terminal
     try:

@@ -1,4 +1,4 @@
-"""Where to stand: a mild perspective from a three-quarter view, and which axis points up."""
+"""The camera: a mild perspective, by default from a three-quarter view, and the axis that points up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from scipy.spatial import ConvexHull, QhullError
 
 from lamina.errors import InputError
 
-# Columns of the matrix that turns a surface whose `up` axis is up into one whose z axis is. What faces
-# +z in a y-up file (the front, by the glTF convention) comes to face -y, towards the viewer.
-_UPRIGHT = {
+# Rotations that take the `up` axis of a surface to the z axis. The front of a y-up file (+z by the glTF convention) is
+# taken to -y, towards the viewer.
+_UPRIGHT_ROTATIONS = {
     "z": np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]]),
     "y": np.array([[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]),
     "x": np.array([[0.0, 1, 0], [0, 0, 1], [1, 0, 0]]),
 }
+# An automatic "up" is y instead of z only if the stability of the surface (see `upright_axis`) is larger by this much.
+# Without a margin, shapes that stand equally well both ways would turn. Chosen by trial.
+MIN_STABILITY_GAIN = 0.08
+# The lowest points, on which a surface stands, are those within this share of its height. Chosen by trial.
+FOOT_HEIGHT_SHARE = 0.03
+MAX_STABILITY_POINTS = 20000  # Stability is judged by about this many points.
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,10 @@ class View:
 
 @dataclass(frozen=True)
 class Camera:
-    """Maps points to pixels. rotation (3, 3): rows right, up, towards the viewer."""
+    """Maps points to pixels. rotation (3, 3): its rows point right, up, and towards the viewer."""
 
     rotation: NDArray
-    centre: NDArray  # (3,) the point that it looks at
+    centre: NDArray  # (3,) the point in the middle of the view
     distance: float  # from there to the eye
     scale: float  # pixels per unit of length at that point
     offset: NDArray  # (2,) pixel of that point
@@ -74,7 +80,7 @@ def as_view(view: View | tuple[float, float] | None) -> View:
     if view is None:
         return View()
     if isinstance(view, View):
-        if view.up not in (*_UPRIGHT, "auto"):
+        if view.up not in (*_UPRIGHT_ROTATIONS, "auto"):
             raise InputError(f"up must be x, y, z or auto, got {view.up!r}.")
         return view
     try:
@@ -85,16 +91,16 @@ def as_view(view: View | tuple[float, float] | None) -> View:
 
 
 def look_at(points: NDArray, view: View, frame: tuple[float, float, float, float]) -> Camera:
-    """The camera whose picture of points (n, 3) just fills the frame (left, top, width, height) in pixels."""
+    """The camera whose picture of points (n, 3) fills the frame (left, top, width, height) in pixels."""
     low, high = points.min(0), points.max(0)
     centre = (low + high) / 2
     spread = float(np.linalg.norm(points - centre, axis=1).max())
     radius = spread or 1.0
     up = upright_axis(points) if view.up == "auto" else view.up
     distance = radius / math.sin(math.radians(min(max(view.field_of_view, 0.2), 120.0)) / 2)
-    extent = _UPRIGHT[up] @ (high - low)
+    extent = _UPRIGHT_ROTATIONS[up] @ (high - low)
     elevation = _elevation(np.abs(extent)) if view.elevation is None else view.elevation
-    rotation = _rotation(view.azimuth, elevation) @ _UPRIGHT[up]
+    rotation = _rotation(view.azimuth, elevation) @ _UPRIGHT_ROTATIONS[up]
     camera = Camera(rotation, centre, distance, 1.0, np.zeros(2))
     seen = camera.project(points)[:, :2]
     left, top, width, height = frame
@@ -105,7 +111,7 @@ def look_at(points: NDArray, view: View, frame: tuple[float, float, float, float
 
 
 def _elevation(extent: NDArray) -> float:
-    """20 degrees for what is as tall as wide, 36 for what is flat: a torus shows its hole."""
+    """20 degrees for a surface as tall as wide, 36 for a flat one, so that a torus shows its hole."""
     flatness = extent[2] / max(float(extent[:2].max()), 1e-300)
     return float(np.interp(flatness, [0.3, 1.0], [36.0, 20.0]))
 
@@ -122,23 +128,23 @@ def _rotation(azimuth: float, elevation: float) -> NDArray:
 
 
 def upright_axis(points: NDArray) -> str:
-    """ "z", unless the surface would clearly stand better with "y" up, as many scans and game models do.
+    """ "z", unless the surface clearly stands better with "y" up, as many scans and game models do.
 
-    To stand well is to have its centroid above the convex hull of its lowest points, and that hull large
-    compared with the surface's whole footprint (after Fu et al., 2008, "Upright orientation").
+    A surface stands well if its centroid is above the convex hull of its lowest points. Its stability is the area of
+    this hull over that of its whole footprint (after Fu et al., 2008, "Upright orientation").
     """
-    some = points[:: max(1, len(points) // 20000)]
-    return "y" if _stability(some, 1) > _stability(some, 2) + 0.08 else "z"
+    some = points[:: max(1, len(points) // MAX_STABILITY_POINTS)]
+    return "y" if _stability(some, 1) > _stability(some, 2) + MIN_STABILITY_GAIN else "z"
 
 
 def _stability(points: NDArray, axis: int) -> float:
     height = points[:, axis]
     flat = np.delete(points, axis, axis=1)
-    feet = flat[height <= height.min() + 0.03 * np.ptp(height)]
+    feet = flat[height <= height.min() + FOOT_HEIGHT_SHARE * np.ptp(height)]
     try:
         footprint, base = ConvexHull(flat), ConvexHull(feet)
     except (QhullError, ValueError):
-        return 0.0  # all in a line, or too few
+        return 0.0  # the points lie on a line, or are too few
     inside = base.equations[:, :2] @ flat.mean(0) + base.equations[:, 2] <= 0
-    # In the plane scipy calls the area "volume".
+    # In the plane, scipy calls the area "volume".
     return base.volume / footprint.volume if inside.all() else 0.0

@@ -1,4 +1,4 @@
-"""Small charts on logarithmic axes: how residuals fall from cycle to cycle, and errors with the spacing."""
+"""Small charts on logarithmic axes: residuals over cycles, errors over the spacing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from lamina.errors import InputError
 from lamina.io.export import atomic_write
 
 Curve = tuple[Sequence[float], Sequence[float]]  # x and y
-COLOURS = ((63, 89, 176), (211, 84, 63), (47, 134, 109), (143, 19, 48), (120, 120, 128), (196, 140, 30))
-_INK, _FAINT, _GRID = (52, 54, 60), (120, 122, 130), (228, 229, 233)
-_FINE = 3  # drawn so many times as large, for smooth lines
+CURVE_COLOURS = ((63, 89, 176), (211, 84, 63), (47, 134, 109), (143, 19, 48), (120, 120, 128), (196, 140, 30))
+_LABEL_COLOUR, _AXIS_COLOUR, _GRID_COLOUR = (52, 54, 60), (120, 122, 130), (228, 229, 233)
+_CHART_SUPERSAMPLING = 3  # charts are drawn this many times as large and reduced, for smooth lines
+# Below this range there may be fewer than two powers of ten on an axis, which do not show its scale: then the values
+# themselves are marked.
+MIN_DECADES_FOR_POWERS = 1.5
+MAX_MARKS = 8  # on an axis
 
 
 def plot_residuals(path: str | Path, residuals: Mapping[str, Sequence[float]], *, title: str = "residual") -> Path:
@@ -35,7 +39,7 @@ def plot_convergence(
 ) -> Path:
     """Write a PNG of errors over spacings, one curve for each name, with grey lines of the slopes `orders`.
 
-    A curve with fewer errors has those of the first spacings.
+    A curve with fewer errors than spacings belongs to the first spacings.
     """
     curves: dict[str, Curve] = {name: (list(spacings)[: len(e)], list(e)) for name, e in errors.items()}
     guides: dict[str, Curve] = {}
@@ -59,19 +63,19 @@ def _chart(
     for name, (x, y) in curves.items():
         numbers = np.asarray([*x, *y], dtype=float)
         if len(x) != len(y) or not len(x) or not (np.isfinite(numbers) & (numbers > 0)).all():
-            raise InputError(f"cannot draw {name!r}: expected as many positive x as y, one at least.")
+            raise InputError(f"cannot draw {name!r}: expected equally many positive x and y, at least one.")
     guides = guides or {}
     points = [*curves.values(), *guides.values()]
     axes = _Axes(
         _Axis.of([v for x, _ in points for v in x], log_x), _Axis.of([v for _, y in points for v in y], True), size
     )
-    picture = Image.new("RGB", (size[0] * _FINE, size[1] * _FINE), "white")
+    picture = Image.new("RGB", (size[0] * _CHART_SUPERSAMPLING, size[1] * _CHART_SUPERSAMPLING), "white")
     draw = ImageDraw.Draw(picture)
     axes.draw(draw, title, x_name)
     for name, curve in guides.items():
-        axes.line(draw, curve, _GRID, name, _FAINT, dots=False)
+        axes.line(draw, curve, _GRID_COLOUR, name, _AXIS_COLOUR, dots=False)
     for i, (name, curve) in enumerate(curves.items()):
-        colour = COLOURS[i % len(COLOURS)]
+        colour = CURVE_COLOURS[i % len(CURVE_COLOURS)]
         axes.line(draw, curve, colour, name if len(curves) > 1 else "", colour, dots=True)
     small = picture.resize(size, Image.Resampling.BOX)
     atomic_write(path, lambda file: small.save(file, format="PNG"))
@@ -89,13 +93,13 @@ class _Axis:
     def of(cls, values: Sequence[float], log: bool) -> _Axis:
         low, high = min(values), max(values)
         if not log:
-            step = max(1, math.ceil((high - low) / 8))
+            step = max(1, math.ceil((high - low) / MAX_MARKS))
             return cls(low - 0.5, high + 0.5, False, [(v, f"{v:g}") for v in np.arange(low, high + 1, step)])
         decades = math.log10(high / low)
-        if decades < 1.5:  # no two powers of ten to tell the scale: mark the values themselves
-            marks = [(v, f"{v:.3g}") for v in sorted(set(values))] if len(set(values)) <= 8 else []
+        if decades < MIN_DECADES_FOR_POWERS:
+            marks = [(v, f"{v:.3g}") for v in sorted(set(values))] if len(set(values)) <= MAX_MARKS else []
         else:
-            step = math.ceil(decades / 8)
+            step = math.ceil(decades / MAX_MARKS)
             powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1, step)
             marks = [(10.0**p, f"1e{p}") for p in powers]
         pad = 10 ** max(0.06 * decades, 0.04)
@@ -114,39 +118,49 @@ class _Axes:
     size: tuple[int, int]
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Fine pixels of a place."""
+        """Position of the point (x, y) in the enlarged picture, in pixels."""
         left, top, right, bottom = 62, 40, self.size[0] - 90, self.size[1] - 46
         across, down = left + self.x.share(x) * (right - left), bottom - self.y.share(y) * (bottom - top)
-        return across * _FINE, down * _FINE
+        return across * _CHART_SUPERSAMPLING, down * _CHART_SUPERSAMPLING
 
     def draw(self, draw: ImageDraw.ImageDraw, title: str, x_name: str) -> None:
-        font = ImageFont.load_default(12 * _FINE)
+        font = ImageFont.load_default(12 * _CHART_SUPERSAMPLING)
         for value, label in self.y.marks:
             start, end = self.at(self.x.low, value), self.at(self.x.high, value)
-            draw.line([start, end], _GRID, _FINE)
-            draw.text((start[0] - 8 * _FINE, start[1]), label, _INK, font, anchor="rm")
+            draw.line([start, end], _GRID_COLOUR, _CHART_SUPERSAMPLING)
+            draw.text((start[0] - 8 * _CHART_SUPERSAMPLING, start[1]), label, _LABEL_COLOUR, font, anchor="rm")
         for value, label in self.x.marks:
             start, end = self.at(value, self.y.low), self.at(value, self.y.high)
-            draw.line([start, end], _GRID, _FINE)
-            draw.text((start[0], start[1] + 8 * _FINE), label, _INK, font, anchor="mt")
-        draw.line([self.at(self.x.low, self.y.high), self.at(self.x.low, self.y.low)], _FAINT, _FINE)
-        draw.line([self.at(self.x.low, self.y.low), self.at(self.x.high, self.y.low)], _FAINT, _FINE)
+            draw.line([start, end], _GRID_COLOUR, _CHART_SUPERSAMPLING)
+            draw.text((start[0], start[1] + 8 * _CHART_SUPERSAMPLING), label, _LABEL_COLOUR, font, anchor="mt")
+        draw.line(
+            [self.at(self.x.low, self.y.high), self.at(self.x.low, self.y.low)], _AXIS_COLOUR, _CHART_SUPERSAMPLING
+        )
+        draw.line(
+            [self.at(self.x.low, self.y.low), self.at(self.x.high, self.y.low)], _AXIS_COLOUR, _CHART_SUPERSAMPLING
+        )
         corner = self.at(self.x.high, self.y.low)
-        draw.text((corner[0] + 8 * _FINE, corner[1]), x_name, _FAINT, font, anchor="lm")
-        draw.text((16 * _FINE, 20 * _FINE), title, _INK, ImageFont.load_default(14 * _FINE), anchor="lm")
+        draw.text((corner[0] + 8 * _CHART_SUPERSAMPLING, corner[1]), x_name, _AXIS_COLOUR, font, anchor="lm")
+        draw.text(
+            (16 * _CHART_SUPERSAMPLING, 20 * _CHART_SUPERSAMPLING),
+            title,
+            _LABEL_COLOUR,
+            ImageFont.load_default(14 * _CHART_SUPERSAMPLING),
+            anchor="lm",
+        )
 
     def line(
         self, draw: ImageDraw.ImageDraw, curve: Curve, colour: tuple, name: str, ink: tuple, *, dots: bool
     ) -> None:
-        places = [self.at(x, y) for x, y in zip(*curve, strict=True)]
-        draw.line(places, colour, 2 * _FINE, joint="curve")
+        points = [self.at(x, y) for x, y in zip(*curve, strict=True)]
+        draw.line(points, colour, 2 * _CHART_SUPERSAMPLING, joint="curve")
         if dots:
-            r = 3.2 * _FINE
-            for x, y in places:
+            r = 3.2 * _CHART_SUPERSAMPLING
+            for x, y in points:
                 draw.ellipse([x - r, y - r, x + r, y + r], colour)
         if name:
-            # At the right end, where curves that start together have parted, or left of a curve that ends there.
-            x, y = max(places) if not self.x.log else min(places)
+            # Names stand at the right end of residual curves, and at the end of the smallest spacing of error curves.
+            x, y = max(points) if not self.x.log else min(points)
             side = "lm" if not self.x.log else "lt"
-            draw.text((x + 8 * _FINE, y + (0 if side == "lm" else 4 * _FINE)), name, ink,
-                      ImageFont.load_default(11 * _FINE), anchor=side)  # fmt: skip
+            draw.text((x + 8 * _CHART_SUPERSAMPLING, y + (0 if side == "lm" else 4 * _CHART_SUPERSAMPLING)), name, ink,
+                      ImageFont.load_default(11 * _CHART_SUPERSAMPLING), anchor=side)  # fmt: skip

@@ -1,8 +1,8 @@
 """The triangles on which a solution is drawn and written.
 
 A picture shows values at the corners of triangles and interpolates between them. The faces of a surface may be much
-larger than the cells of the grid: a cube has twelve. Their edges are halved until no cell is skipped, and then
-wherever the middle of an edge differs from the mean of its ends by more than a colour can show. A surface without
+larger than the cells of the grid: a cube has twelve faces. Their edges are halved until no cell is skipped. Then an
+edge is halved wherever its middle differs from the mean of its ends by more than colours can show. A surface without
 faces (a network, a cloud, splats) is drawn by the pieces that the cells cut it into.
 """
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 
 # An edge is halved if its middle differs from the mean of its ends by more than this share of the range: half a step
 # of 256 colours. With twice the share there are about half as many triangles, and errors that can just be seen.
-LARGEST_DEVIATION = 1 / 512
+MAX_DEVIATION = 1 / 512
 # Edges longer than this many distances between nodes are halved without looking: the field bends where an edge passes
 # from cell to cell, and the middle of a longer edge may lie on the line between its ends by chance. With twice the
 # length a smooth field has a third as many triangles, and the largest error of a rough one is two to four times as
-# large (up to 3.8% of the range on five shapes, instead of 0.95%). Edges shorter than the second number are kept:
-# there the field is a smooth polynomial.
-LONGEST_EDGE, SHORTEST_EDGE = 1.0, 1 / 16
-# Halvings that lead from the first length to the second, and one for the edges that halving makes inside a triangle. At
-# a crease the field may jump where two sheets meet within one cell; no number of triangles draws that with straight
-# edges.
-HALVINGS = 5
-# Splitting by deviation stops here; more triangles than this make files and pages that no viewer opens.
+# large (up to 3.8% of the range on five shapes, instead of 0.95%).
+MAX_UNCHECKED_EDGE = 1.0
+# Edges shorter than this many distances between nodes are never halved: within them the field is a smooth polynomial.
+MIN_HALVED_EDGE = 1 / 16
+# Halvings that lead from MAX_UNCHECKED_EDGE to MIN_HALVED_EDGE, and one for the edges that halving makes inside a
+# triangle. Where two sheets meet within one cell at a crease, the field may jump, and straight edges cannot draw that
+# however many there are.
+MAX_DISPLAY_HALVINGS = 5
+# Splitting by deviation stops at this number, because viewers do not open larger files and pages.
 MAX_TRIANGLES = 1_500_000
 
 
@@ -46,7 +47,7 @@ MAX_TRIANGLES = 1_500_000
 class Display:
     """Triangles with the states of a field at their corners.
 
-    note: how they were made from the surface's own points and faces; None if they are these.
+    note: how they were made; None if they are the points and faces of the surface.
     """
 
     points: Tensor  # (n, 3)
@@ -75,9 +76,9 @@ class _Triangles:
     below: Tensor | None = None  # (n, 3), the corners on the flat pieces that functions of order 3 live on
 
 
-# Places on the surface, and those on the flat pieces below them, if there are any.
+# Points on the surface, and the points below them on the flat pieces, if there are any.
 _Corners = tuple[ClosestPoints, Tensor | None]
-# The middles of edges, given by their ends (e, 2) and sources (e,): where they are, and the field there.
+# Finds the middles of edges, which are given by their ends (e, 2) and sources (e,), and the field there.
 Middles = Callable[[_Triangles, Tensor, Tensor], tuple[_Corners, Tensor]]
 
 
@@ -88,11 +89,11 @@ def display(domain: Domain, unknowns: Tensor) -> Display:
     faces = domain.geometry.faces
     first, middles = (_pieces if faces is None else _faces)(domain, unknowns)
     shown = first
-    while faces is not None and (finer := _halved(shown, LONGEST_EDGE * domain.resolution, middles)) is not shown:
+    while faces is not None and (finer := _halved(shown, MAX_UNCHECKED_EDGE * domain.resolution, middles)) is not shown:
         shown = finer
     incomplete = False
-    for _ in range(HALVINGS):
-        finer = _halved(shown, SHORTEST_EDGE * domain.resolution, middles, by_deviation=True)
+    for _ in range(MAX_DISPLAY_HALVINGS):
+        finer = _halved(shown, MIN_HALVED_EDGE * domain.resolution, middles, by_deviation=True)
         incomplete = len(finer.faces) > MAX_TRIANGLES
         if finer is shown or incomplete:
             break
@@ -112,8 +113,11 @@ def display(domain: Domain, unknowns: Tensor) -> Display:
 
 
 def _shaded(mesh: Mesh, shown: _Triangles) -> Tensor:
-    """Normals (n, 3) of the corners as the mesh itself would be shaded there: linear on each of its faces between the
-    normals of that face's corners, which differ from those of its neighbours across a crease."""
+    """Normals (n, 3) of the corners as the mesh itself is shaded.
+
+    They are linear on each face between the normals of its corners. Across a crease these differ from the normals of
+    the neighbouring face.
+    """
     points, faces = mesh.points.detach(), mesh.faces
     assert faces is not None
     own = corner_normals(points.cpu().numpy(), faces.cpu().numpy(), mesh.normals.detach().cpu().numpy())
@@ -129,7 +133,7 @@ def _shaded(mesh: Mesh, shown: _Triangles) -> Tensor:
 
 
 def _faces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
-    """The faces of a surface as they came."""
+    """Start from the faces of the surface."""
     geometry, scheme = domain.geometry, domain.scheme
     assert geometry.faces is not None
     feet = geometry.own_feet().detach()
@@ -144,7 +148,7 @@ def _faces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
 
 
 def _pieces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
-    """The triangles that the cells cut a surface into."""
+    """Start from the triangles that the cells cut the surface into."""
     cut, geometry, scheme = domain.cut, domain.geometry, domain.scheme
     assert cut.corners is not None
     corners = cut.corners.reshape(-1, 3)
@@ -179,7 +183,7 @@ def _pieces(domain: Domain, unknowns: Tensor) -> tuple[_Triangles, Middles]:
 
 
 def _merged(corners: Tensor) -> tuple[Tensor, Tensor]:
-    """Vertex (3 t,) of the corners of t triangles, those at one place being one, and the triangles (t, 3)."""
+    """Vertex (3 t,) of each corner of t triangles, and the triangles (t, 3). Corners at one point share a vertex."""
     low = corners.amin(0)
     size = (corners.amax(0) - low).amax().clamp_min(torch.finfo(corners.dtype).tiny)
     place = torch.round((corners - low) * ((2**20 - 1) / size)).long()
@@ -193,14 +197,14 @@ def _mean(values: Tensor, vertex: Tensor, count: int) -> Tensor:
 
 
 def _outward(points: Tensor, normals: Tensor, faces: Tensor) -> Tensor:
-    """faces (m, 3), each turned so that its corners run counterclockwise seen from the side of the normals."""
+    """faces (m, 3), with corners counterclockwise as seen from the side of the normals."""
     a, b, c = points[faces].unbind(1)
     side = (torch.linalg.cross(b - a, c - a) * normals[faces].sum(1)).sum(1)
     return torch.where((side < 0)[:, None], faces.flip(1), faces)
 
 
 def _halved(shown: _Triangles, longest: float, middles: Middles, by_deviation: bool = False) -> _Triangles:
-    """The triangles with their edges longer than `longest` halved; by_deviation: only those whose middle shows it."""
+    """The triangles with edges longer than `longest` halved. by_deviation: only where the field deviates."""
     points, faces = shown.feet.points, shown.faces
     ends = torch.stack([faces, faces.roll(-1, 1)], 2).reshape(-1, 2).sort(1).values
     key, edge = torch.unique(ends[:, 0] * len(points) + ends[:, 1], return_inverse=True)
@@ -212,10 +216,10 @@ def _halved(shown: _Triangles, longest: float, middles: Middles, by_deviation: b
     (feet, below), values = middles(shown, ends[chosen], source[chosen])
     if by_deviation:
         extent = shown.values.amax(0) - shown.values.amin(0)
-        # A field that is constant but for rounding is shown as it is.
-        least = 1e-9 * shown.values.abs().amax(0)
+        # A field that is constant up to rounding is not refined.
+        rounding = 1e-9 * shown.values.abs().amax(0)
         away = (values - shown.values[ends[chosen]].mean(1)).abs()
-        rows = (away > torch.maximum(LARGEST_DEVIATION * extent, least)).any(1).nonzero()[:, 0]
+        rows = (away > torch.maximum(MAX_DEVIATION * extent, rounding)).any(1).nonzero()[:, 0]
         if not len(rows):
             return shown
         chosen, feet, values = chosen[rows], feet.take(rows), values[rows]
@@ -228,12 +232,12 @@ def _halved(shown: _Triangles, longest: float, middles: Middles, by_deviation: b
 
 
 def _with_middles(faces: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
-    """Triangles (m, 3) split at the middles (m, 3) of edges 01, 12, 20, -1 for none; and the one each came from."""
+    """Triangles (m, 3) split at the middles (m, 3) of edges 01, 12, 20 (-1: whole), and the parent of each."""
     count = (middle >= 0).sum(1)
     parts, parents = [faces[count == 0]], [(count == 0).nonzero()[:, 0]]
 
     def turned(rows: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
-        """Corners and middles of some triangles, begun from corner number `by`."""
+        """Corners and middles of some triangles, rotated to start at corner number `by`."""
         order = (torch.arange(3, device=by.device) + by[:, None]) % 3
         return faces[rows].gather(1, order), middle[rows].gather(1, order)
 
@@ -246,7 +250,7 @@ def _with_middles(faces: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
     (a, b, c), (m, _, _) = (v.unbind(1) for v in turned(rows, (middle[rows] >= 0).int().argmax(1)))
     add(rows, (a, m, c), (m, b, c))
     rows = (count == 2).nonzero()[:, 0]
-    # Begun from the corner after the whole edge, both middles lie on the edges that follow.
+    # Started from the corner after the whole edge, the first two edges have middles.
     (a, b, c), (m, k, _) = (v.unbind(1) for v in turned(rows, ((middle[rows] < 0).int().argmax(1) + 1) % 3))
     add(rows, (m, b, k), (a, m, k), (a, k, c))
     rows = (count == 3).nonzero()[:, 0]
@@ -256,13 +260,13 @@ def _with_middles(faces: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _between(feet: ClosestPoints, ends: Tensor, face: Tensor | None = None) -> ClosestPoints:
-    """The middles of straight edges; face: where they lie on a mesh."""
+    """The middles of straight edges. face: the face of a mesh that each lies on."""
     normals = unit(feet.normals[ends].sum(1))
     return ClosestPoints(feet.points[ends].mean(1), normals, feet.component[ends[:, 0]], face)
 
 
 def _moved(geometry: Surface, feet: ClosestPoints, ends: Tensor) -> ClosestPoints:
-    """The middles of edges, moved to the surface."""
+    """The middles of edges, moved to their closest points on the surface."""
     return geometry.closest_points(feet.points[ends].mean(1)).detach()
 
 

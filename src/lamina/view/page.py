@@ -1,7 +1,7 @@
-"""A scene as one HTML page that needs nothing else: the viewer of `web/`, filled with data.
+"""A scene as one self-contained HTML page: the viewer of `web/`, filled with data.
 
-Arrays travel as base64 of little-endian numbers. Positions are centred and divided by the radius, values brought to
-[-1, 1] (value = offset + scale v), so that single precision is enough; many frames are kept in 16 bits.
+Arrays are stored as base64 of little-endian numbers. Positions are centred and divided by the radius. Values are mapped
+to [-1, 1] (value = offset + scale v), so that single precision is enough; many frames are stored in 16 bits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from lamina.view.normals import split_at_creases, unit
 from lamina.view.scene import Scene
 from lamina.view.surfels import surfels
 
-ANGLE = 30.0  # of the camera, in degrees
-MISSING = 3e38  # what a value that is not finite becomes
-WHOLE_NUMBERS = 8_000_000  # more values than this are kept in 16 bits
-MOST_NODES = 400_000  # of the band
-_HOLE = "<!--lamina:data-->"
+CAMERA_ANGLE = 30.0  # field of view of the viewer, in degrees
+MISSING_VALUE = 3e38  # stands for values that are not finite
+# More values than this (32 MB in single precision) are stored in 16 bits, which is finer than the 256 colours.
+MAX_FLOAT_VALUES = 8_000_000
+MAX_SHOWN_NODES = 400_000  # Of more grid nodes than this only every second, third, ... is shown.
+_DATA_MARK = "<!--lamina:data-->"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Page:
         return f"Page({self.title!r}, {size:.1f} MB; write it with .save('u.html') and open that in a browser)"
 
     def save(self, path: str | Path) -> Path:
-        """Write it, whole or not at all."""
+        """Write the page. A failed write leaves no partial file."""
         from lamina.io.export import atomic_write
 
         atomic_write(path, lambda file: file.write(self.text.encode()))
@@ -71,19 +72,19 @@ def page(
 ) -> Page:
     """The page of a scene.
 
-    view, map, low, high, name, unit, time_unit: as in lamina.view.render.render; height: of the frame in a notebook, in
+    view, map, low, high, name, unit, time_unit: as in lamina.view.render.render. height: of the frame in a notebook, in
     pixels.
     """
     scene = scene.called(name, unit, time_unit)
     camera, points = _camera(scene, view)
-    arrays = {"positions": points.astype("<f4")} | _shape(scene, points)
+    arrays = {"positions": points.astype("<f4")} | _drawn_arrays(scene, points)
     if scene.band is not None:
-        step = -(-len(scene.band) // MOST_NODES)
+        step = -(-len(scene.band) // MAX_SHOWN_NODES)
         arrays["band"] = ((scene.band[::step] - camera["centre"]) / camera["radius"]).astype("<f4")
     shown = scene.values if scene.reference is None else np.stack([scene.values, scene.reference])
     scale = scale_of(shown, map, low, high)
     values, offset, size = _normalised(scene.values, middle=True)
-    whole = values.size <= WHOLE_NUMBERS or not np.isfinite(scene.values).all()
+    whole = values.size <= MAX_FLOAT_VALUES or not np.isfinite(scene.values).all()
     arrays["values"] = values.astype("<f4") if whole else np.rint(32767.5 * (values + 1)).astype("<u2")
     header = {
         "title": scene.title,
@@ -106,19 +107,19 @@ def page(
         arrays["error"] = normal.astype("<f4")
         header["error"] = {"map": "diverging", "low": -size, "high": size, "offset": 0.0, "scale": size}
     header["arrays"] = {name: array.dtype.str[1:] for name, array in arrays.items()}
-    # "<" would let a title end the element.
+    # A "<" in a title could end the element.
     parts = [_script("header", "application/json", json.dumps(header).replace("<", "\\u003c"))]
     for name, array in arrays.items():
         parts.append(_script(name, "text/plain", base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")))
-    before, after = _template().split(_HOLE)
+    before, after = _template().split(_DATA_MARK)
     return Page("".join([before, *parts, after]), height, scene.title)
 
 
-def _shape(scene: Scene, points: NDArray) -> dict[str, NDArray]:
-    """What is drawn over the points: triangles, whose vertices are split at creases, or discs.
+def _drawn_arrays(scene: Scene, points: NDArray) -> dict[str, NDArray]:
+    """Arrays of the triangles, whose vertices are split at creases, or of the discs around points.
 
-    copies (k,): the vertices that the page has to append to those it has. normals (n + k, 3): bytes, 127 being one.
-    clips (n, 3): the part of a disc where the offset from its centre, in radii, times this is more than 1 is cut off.
+    copies (k,): vertices of which the page appends copies. normals (n + k, 3): bytes, 127 is one. clips (n, 3): a disc
+    is cut off where the inner product of this vector and the offset from its centre, in radii, is more than 1.
     """
     if scene.faces is not None and len(scene.faces):
         copies, faces, normals = split_at_creases(scene.points, scene.faces, scene.normals)
@@ -142,12 +143,12 @@ def _script(name: str, kind: str, text: str) -> str:
 
 
 def _camera(scene: Scene, view: View | tuple[float, float] | None) -> tuple[dict[str, Any], NDArray]:
-    """Where to look from, and the points in units of the radius about the centre."""
+    """The camera of the viewer, and the points relative to the centre, in units of the radius."""
     look = as_view(view)
     used = scene.points if scene.faces is None else scene.points[np.unique(scene.faces)]
     seen = look_at(used, look, (0, 0, 1, 1))
     radius = float(np.linalg.norm(used - seen.centre, axis=1).max()) or 1.0
-    # The axis that stands upright on the screen is the one that the turning keeps upright.
+    # Turning keeps that axis upright which is upright on the screen at the start.
     axis = int(np.abs(seen.rotation[1]).argmax())
     up = np.eye(3)[axis] * np.sign(seen.rotation[1, axis])
     camera = {
@@ -155,20 +156,20 @@ def _camera(scene: Scene, view: View | tuple[float, float] | None) -> tuple[dict
         "radius": radius,
         "direction": seen.rotation[2].tolist(),
         "up": up.tolist(),
-        "angle": ANGLE,
-        "distance": 1.08 / np.sin(np.radians(ANGLE / 2)),
+        "angle": CAMERA_ANGLE,
+        "distance": 1.08 / np.sin(np.radians(CAMERA_ANGLE / 2)),
     }
     return camera, (scene.points - seen.centre) / radius
 
 
 def _normalised(values: NDArray, middle: bool) -> tuple[NDArray, float, float]:
-    """v, offset, scale: values = offset + scale v, |v| <= 1; without `middle` the offset is 0."""
+    """v, offset, scale with values = offset + scale v and |v| <= 1. Without `middle` the offset is 0."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     offset = 0.5 * low + 0.5 * high if middle else 0.0
     scale = max(high - offset, offset - low) or max(abs(offset), 1.0)
     with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(values), (values - offset) / scale, MISSING), offset, scale
+        return np.where(np.isfinite(values), (values - offset) / scale, MISSING_VALUE), offset, scale
 
 
 def _table(map: str) -> str:

@@ -1,9 +1,9 @@
 """Triangles to pixels, vectorised over all triangles at once.
 
-Each triangle is cut into spans, one for each row of pixel centres that it crosses, and spans into pixels,
-by repeating and counting. The work is the number of pixels covered, whatever the shape of the triangles.
-Edges are always walked from their upper end to their lower, so that two triangles compute their common
-edge bit by bit alike: no pixel between them is missed or drawn twice.
+Each triangle is cut into spans, one for each row of pixel centres that it crosses, and spans into pixels. The work is
+proportional to the number of covered pixels, whatever the shape of the triangles. Edges always run from their upper to
+their lower end. So two triangles compute their common edge with the same bits, and no pixel between them is missed or
+drawn twice.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_CHUNK = 4_000_000  # pixels at a time, to bound memory
-_DEPTH_STEPS = 2**30
-_EMPTY = np.int64(2**62)
+_PIXELS_PER_CHUNK = 4_000_000  # to bound memory
+_DEPTH_STEPS = 2**30  # from the nearest to the farthest point; a key has the depth above the 32 bits of the triangle
+_NO_TRIANGLE = np.int64(2**62)  # a key larger than all others
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """k pixels, each a step along one of the spans."""
+class SpanPixels:
+    """k pixels of spans."""
 
     span: NDArray  # (k,)
-    step: NDArray  # (k,) 0, 1, 2, ... within the span
+    step: NDArray  # (k,) 0, 1, 2, ... along the span
     pixel: NDArray  # (k,) row-major index into the picture
 
 
@@ -34,19 +34,19 @@ class Spans:
 
     triangle: NDArray  # (s,)
     row: NDArray  # (s,)
-    column: NDArray  # (s,) the first
+    column: NDArray  # (s,) of the first pixel
     count: NDArray  # (s,)
     width: int
 
-    def pieces(self) -> Iterator[Pieces]:
-        """All the pixels, in chunks."""
+    def pieces(self) -> Iterator[SpanPixels]:
+        """All pixels, in chunks."""
         total = np.cumsum(self.count)
         begin, done = 0, 0
         while begin < len(total):
-            stop = max(begin + 1, int(np.searchsorted(total, done + _CHUNK)))
+            stop = max(begin + 1, int(np.searchsorted(total, done + _PIXELS_PER_CHUNK)))
             span, step = _runs(self.count[begin:stop])
             start = self.row[begin:stop] * self.width + self.column[begin:stop]
-            yield Pieces(span + begin, step, start[span] + step)
+            yield SpanPixels(span + begin, step, start[span] + step)
             begin, done = stop, total[stop - 1]
 
 
@@ -75,7 +75,7 @@ def _centres_between(low: NDArray, high: NDArray, size: int) -> tuple[NDArray, N
 
 
 def _runs(count: NDArray) -> tuple[NDArray, NDArray]:
-    """Owner and position of every member of runs of given lengths: (0, 0), (0, 1), ..., (1, 0), ..."""
+    """Run and position of every member of runs of given lengths: (0, 0), (0, 1), ..., (1, 0), ..."""
     owner = np.repeat(np.arange(len(count), dtype=np.int32), count)
     start = (np.cumsum(count) - count).astype(np.int32)
     return owner, np.arange(len(owner), dtype=np.int32) - start[owner]
@@ -89,7 +89,7 @@ def _crossing(start: NDArray, end: NDArray, y: NDArray) -> NDArray:
 
 
 class Planes:
-    """The functions on triangles that are linear on the screen and have given values at the corners."""
+    """Functions on triangles that are linear on the screen, by their values at the corners."""
 
     def __init__(self, corners: NDArray, values: NDArray) -> None:
         """corners (m, 3, 2), values (m, 3)."""
@@ -100,7 +100,7 @@ class Planes:
         self.slope_x = (de * f[:, 1] - df * e[:, 1]) * inverse
         self.slope_y = (df * e[:, 0] - de * f[:, 0]) * inverse
         self.constant = values[:, 0] - self.slope_x * corners[:, 0, 0] - self.slope_y * corners[:, 0, 1]
-        # Slivers have huge slopes: their values are kept between those of their corners.
+        # Slivers have huge slopes, so values are clipped to the range of the corners.
         self.low, self.high = values.min(1), values.max(1)
 
     def at(self, triangle: NDArray, x: NDArray, y: NDArray) -> NDArray:
@@ -126,19 +126,19 @@ def nearest_triangles(screen: NDArray, faces: NDArray, width: int, height: int) 
     unit = _DEPTH_STEPS / depths if depths > 0 else 0.0
     runs = spans(corners[:, :, :2], width, height)
     depth, slope = Planes(corners[:, :, :2], (q.max() - q) * unit).along(runs)
-    buffer = np.full(width * height, _EMPTY)
+    buffer = np.full(width * height, _NO_TRIANGLE)
     for part in runs.pieces():
-        # Depth in the high bits, the triangle in the low ones: the minimum finds both.
+        # The depth is in the high bits and the triangle in the low bits, so that the minimum finds both.
         key = (depth[part.span] + slope[part.span] * part.step).astype(np.int64) << 32
         np.minimum.at(buffer, part.pixel, key | runs.triangle[part.span])
-    return np.where(buffer == _EMPTY, -1, buffer & 0xFFFFFFFF)
+    return np.where(buffer == _NO_TRIANGLE, -1, buffer & 0xFFFFFFFF)
 
 
 def barycentric(corners: NDArray, triangle: NDArray, x: NDArray, y: NDArray) -> list[NDArray]:
     """Weights, three of (k,), of the corners of the triangles (k,) that are seen at x (k,), y (k,).
 
-    corners (m, 3, 3): pixel coordinates and nearness. Perspective-correct: what is linear on the surface
-    is not linear on the screen, but its product with nearness is.
+    corners (m, 3, 3): pixel coordinates and nearness. The weights are correct in perspective: a function that is linear
+    on the surface is not linear on the screen, but its product with nearness is.
     """
     share = [Planes(corners[:, :, :2], np.tile(row, (len(corners), 1))).at(triangle, x, y) for row in np.eye(3)]
     weights = [s * corners[triangle, i, 2] for i, s in enumerate(share)]

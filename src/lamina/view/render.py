@@ -1,4 +1,4 @@
-"""Pictures of a field on a surface, drawn in software: no OpenGL, no display."""
+"""Pictures of a field on a surface, drawn in software, without OpenGL or a display."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from PIL import Image
 from lamina.colours import as_floats, scale_of
 from lamina.errors import InputError
 from lamina.io.export import atomic_write
-from lamina.view.annotate import BAR_LETTERS, annotate, heading, letter_height
+from lamina.view.annotate import BAR_WIDTH_LETTERS, annotate, heading, letter_height
 from lamina.view.camera import Camera, View, as_view, look_at
 from lamina.view.normals import corner_normals, dot, unit
 from lamina.view.raster import barycentric, nearest_triangles
-from lamina.view.shade import Seen, shade
-from lamina.view.surfels import see_points, surfels
+from lamina.view.shade import VisiblePixels, shade
+from lamina.view.surfels import surfels, visible_discs
 
-_FINE = 2  # samples across a pixel
+_SAMPLES_PER_PIXEL_SIDE = 2  # pictures are drawn twice as large and reduced, for smooth edges
 
 
 def render_png(
@@ -83,27 +83,29 @@ def render(
 ) -> Image.Image:
     """A shaded picture of values (n,) at points (n, 3), as an RGB image.
 
-    faces (m, 3): triangles; without them every point becomes a small disc along its normal (n, 3).
+    faces (m, 3): triangles. Without faces every point is drawn as a small disc perpendicular to its normal (n, 3).
     size: width and height in pixels. view: a View, or (azimuth, elevation) in degrees with z up.
-    title, and time with its unit: written on top, as "heat on bunny, t = 0.012 s". name and unit of the values: written
-    at the colour bar. map, low, high: as in `colourise`.
+    title, time, time_unit: text on top, such as "heat on bunny, t = 0.012 s". name, unit: of the values, at the colour
+    bar. map, low, high: as in `colourise`.
     """
     vertices, field, triangles, directions = _checked(points, values, faces, normals)
     width, height = (int(n) for n in size)
     if min(width, height) < 32 or max(width, height) > 20000:
-        raise InputError(f"a picture of {width} x {height} pixels cannot be drawn; use 32 to 20000 a side.")
-    said = heading(title, time, unit=time_unit)
+        raise InputError(f"a picture of {width} x {height} pixels cannot be drawn; use 32 to 20000 pixels a side.")
+    text = heading(title, time, unit=time_unit)
     used = vertices if triangles is None else vertices[np.unique(triangles)]
-    camera = look_at(used, as_view(view), _frame(width, height, bool(said), colour_bar)).enlarged(_FINE)
-    fine = width * _FINE, height * _FINE
+    camera = look_at(used, as_view(view), _frame(width, height, bool(text), colour_bar)).enlarged(
+        _SAMPLES_PER_PIXEL_SIDE
+    )
+    fine = width * _SAMPLES_PER_PIXEL_SIDE, height * _SAMPLES_PER_PIXEL_SIDE
     if triangles is None:
-        seen = see_points(surfels(vertices, field, directions), camera, *fine)
+        seen = visible_discs(surfels(vertices, field, directions), camera, *fine)
     else:
         seen = _see_triangles(vertices, field, triangles, directions, camera, *fine)
     scale = scale_of(field, map, low, high)
-    image = shade(seen, scale, camera, width, height, _FINE)
+    image = shade(seen, scale, camera, width, height, _SAMPLES_PER_PIXEL_SIDE)
     bar = f"{name} ({unit})" if unit else name
-    return annotate(image, scale if colour_bar else None, said, bar)
+    return annotate(image, scale if colour_bar else None, text, bar)
 
 
 def _checked(points, values, faces, normals):
@@ -124,11 +126,11 @@ def _checked(points, values, faces, normals):
 
 
 def _frame(width: int, height: int, title: bool, bar: bool) -> tuple[float, float, float, float]:
-    """Where the surface goes: left, top, width, height in pixels."""
+    """The part of the picture for the surface: left, top, width, height in pixels."""
     edge = 0.055 * min(width, height)
     letter = letter_height(width, height)
     top = edge + (1.6 * letter if title else 0)
-    right = (BAR_LETTERS + 1.5) * letter if bar else edge
+    right = (BAR_WIDTH_LETTERS + 1.5) * letter if bar else edge
     return edge, top, width - edge - right, height - top - edge
 
 
@@ -140,7 +142,7 @@ def _see_triangles(
     camera: Camera,
     width: int,
     height: int,
-) -> Seen:
+) -> VisiblePixels:
     screen = camera.project(points)
     nearest = nearest_triangles(screen, faces, width, height)
     pixel = np.flatnonzero(nearest >= 0)
@@ -152,12 +154,12 @@ def _see_triangles(
         return sum(w * at_corners[triangle, i] for i, w in enumerate(weights))  # type: ignore[return-value]
 
     a, b, c = points[faces].transpose(1, 0, 2)
-    # Both sides are lit: the side that we see is that of the triangle, whatever its vertices' normals say.
+    # Both sides are lit. The visible side is that of the triangle, whatever the normals of its vertices are.
     flat = camera.turn(np.cross(b - a, c - a)) * _side(screen, faces)[:, None]
     at_corners = camera.turn(corner_normals(points, faces, normals))
     normal = np.stack([blend(at_corners[:, :, i]) for i in range(3)], 1)
     normal *= np.where(dot(normal, flat[triangle]) < 0, -1, 1)[:, None]
-    return Seen(pixel, blend(field[faces]), unit(normal), camera.height(blend(corners[:, :, 2])))
+    return VisiblePixels(pixel, blend(field[faces]), unit(normal), camera.height(blend(corners[:, :, 2])))
 
 
 def _side(screen: NDArray, faces: NDArray) -> NDArray:

@@ -1,4 +1,4 @@
-"""Light: what makes a coloured silhouette look like a solid."""
+"""Light and shadow, by which a coloured silhouette looks like a solid."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lamina.view.camera import Camera
 from lamina.view.normals import unit
 
 BACKGROUND = np.array([255, 255, 255]) / 255
-_LINEAR = linear(np.arange(256) / 255).astype(np.float32)
+_LINEAR_OF_BYTE = linear(np.arange(256) / 255).astype(np.float32)
 _KEY_LIGHT = unit(np.array([-0.5, 0.72, 0.62]))
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the camera sees in each of the k pixels that the surface covers."""
+class VisiblePixels:
+    """The surface in each of the k pixels that it covers."""
 
     pixel: NDArray  # (k,) row-major index
     value: NDArray  # (k,)
@@ -27,19 +27,19 @@ class Seen:
     height: NDArray  # (k,) towards the viewer
 
 
-def shade(seen: Seen, scale: Scale, camera: Camera, width: int, height: int, factor: int) -> NDArray[np.uint8]:
-    """The picture (height, width, 3), from pixels `factor` times as fine, for which the camera is."""
+def shade(seen: VisiblePixels, scale: Scale, camera: Camera, width: int, height: int, factor: int) -> NDArray[np.uint8]:
+    """The picture (height, width, 3), from pixels `factor` times as fine; camera: of the fine pixels."""
     light = np.broadcast_to(linear(BACKGROUND), (height * width * factor**2, 3)).astype(np.float32)
-    colour = _LINEAR[scale.colours(seen.value)]
+    colour = _LINEAR_OF_BYTE[scale.colours(seen.value)]
     diffuse, gloss = _lighting(seen.normal)
     diffuse *= _open_sky(seen, camera, width, height, factor)
     light[seen.pixel] = np.clip(colour * diffuse[:, None] + gloss[:, None], 0, 1)
-    # Averaging light, not sRGB numbers, is what makes edges look smooth.
+    # Light is averaged, not sRGB numbers, so that edges look smooth.
     return np.rint(255 * encoded(_reduced(light.reshape(height * factor, -1, 3), factor))).astype(np.uint8)
 
 
 def _lighting(normal: NDArray) -> tuple[NDArray, NDArray]:
-    """Factor (k,) on the surface's own colour, and white light (k,) on top of it."""
+    """Factor (k,) of the colour of the surface, and white light (k,) added to it. All weights were chosen by eye."""
     facing = np.maximum(normal[:, 2], 0)
     lit = np.maximum(normal @ _KEY_LIGHT, 0)
     sky = 0.5 + 0.5 * normal[:, 1]
@@ -49,11 +49,11 @@ def _lighting(normal: NDArray) -> tuple[NDArray, NDArray]:
     return diffuse, gloss
 
 
-def _open_sky(seen: Seen, camera: Camera, width: int, height: int, factor: int) -> NDArray:
-    """Factor (k,) that darkens hollows: how much of the sky the neighbourhood on the screen leaves open.
+def _open_sky(seen: VisiblePixels, camera: Camera, width: int, height: int, factor: int) -> NDArray:
+    """Factor (k,) that darkens hollows: the share of the sky that the neighbourhood on the screen leaves open.
 
-    A neighbour v away that rises above the tangent plane, v . n > 0, hides a part of the sky (ambient
-    obscurance, McGuire et al., 2011, "The Alchemy screen-space ambient obscurance algorithm").
+    A neighbour at offset v that rises above the tangent plane, v . n > 0, hides a part of the sky (ambient obscurance,
+    McGuire et al., 2011, "The Alchemy screen-space ambient obscurance algorithm"). All weights were chosen by eye.
     """
     fine = (height * factor, width * factor)
     maps = np.zeros((5, fine[0] * fine[1]), dtype=np.float32)

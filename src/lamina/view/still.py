@@ -1,4 +1,4 @@
-"""A scene as a small picture with a line of facts: what a notebook shows of a solution."""
+"""A scene as a small picture with a line of facts, which a notebook shows for a solution."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from lamina.view.render import render
 from lamina.view.scene import Scene
 
-SIZE = (420, 340)  # pixels
+STILL_SIZE = (420, 340)  # pixels
 
 
 def still_html(scene: Scene) -> str:
-    """The last state of a scene as HTML: a PNG within the text, and what was solved below it."""
+    """The last state of a scene as HTML: a PNG within the text, and facts of the solve below it."""
     values = scene.values[-1]
     picture = render(
         scene.points,
         values,
         faces=scene.faces,
         normals=scene.normals,
-        size=SIZE,
+        size=STILL_SIZE,
         title=scene.title,
         name=scene.name,
         unit=scene.unit,
@@ -32,7 +32,7 @@ def still_html(scene: Scene) -> str:
     file = io.BytesIO()
     picture.save(file, format="PNG")
     data = base64.b64encode(file.getvalue()).decode("ascii")
-    width, height = SIZE
+    width, height = STILL_SIZE
     return (
         f'<div><img width="{width}" height="{height}" alt="{html.escape(scene.title)}" '
         f'src="data:image/png;base64,{data}"><br><small>{html.escape(_facts(scene))}</small></div>'

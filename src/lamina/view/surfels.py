@@ -1,4 +1,4 @@
-"""Point clouds seen as overlapping discs (surfels), blended so that neither rims nor gaps show.
+"""Point clouds as overlapping discs (surfels), blended so that neither their rims nor gaps are visible.
 
 After Pfister et al. (2000), "Surfels: surface elements as rendering primitives".
 """
@@ -16,11 +16,28 @@ from scipy.spatial import KDTree
 from lamina.view.camera import Camera
 from lamina.view.normals import dot, unit
 from lamina.view.raster import Planes, spans
-from lamina.view.shade import Seen
+from lamina.view.shade import VisiblePixels
 
-_NEIGHBOURS = 20
-_FOLD = np.sin(np.radians(20.0))  # neighbours whose planes differ by less are one smooth surface
-_RIM_REACH = 0.5  # radii that a disc goes beyond its centre at the rim of a surface
+_SURFEL_NEIGHBOURS = 20  # neighbours by which a disc is sized. Chosen by eye.
+_MIN_FOLD_SINE = np.sin(
+    np.radians(20.0)
+)  # Neighbours whose planes differ by less than 20 degrees are one smooth surface.
+_RIM_REACH = 0.5  # At the rim of a surface a disc ends this many radii beyond its centre.
+# A point is at a rim if its neighbours leave one angle open that is wider than this: 144 degrees. There are two such
+# angles in a line of a scanner, which is no rim.
+_MIN_RIM_ANGLE = 0.8 * np.pi
+# A disc is never cut nearer to its centre than this share of its radius: normals have errors, and a hole looks worse
+# than a flake.
+_MIN_CLIP_DISTANCE = 0.25
+# Radii lie between these multiples of the median radius: a point far from all others must not become a plate, and
+# repeated points must not vanish.
+_MIN_RELATIVE_RADIUS = 0.25
+_MAX_RELATIVE_RADIUS = 4.0
+# A disc reaches this share of the distance to its neighbour. Its rim is faint, so that it need not reach all the way.
+_NEIGHBOUR_REACH = 0.9
+# In an empty quadrant that is no rim a disc is sized for a neighbour at this share of the farthest distance. By eye.
+_GAP_REACH = 0.75
+_COARSE_PIXELS = 8  # Hidden discs are found in a picture with pixels this many times as large.
 
 
 @dataclass(frozen=True)
@@ -32,17 +49,17 @@ class Surfels:
     radius: NDArray  # (n,)
     value: NDArray  # (n,) at the centre
     slope: NDArray  # (n, 2) of the value along the tangents, per radius
-    clip: NDArray  # (n, 2) the part with (u, v) . clip > 1 is cut off, u and v being in radii
+    clip: NDArray  # (n, 2) the part with (u, v) . clip > 1 is cut off; u and v are in radii
 
 
 def surfels(points: NDArray, values: NDArray, normals: NDArray | None) -> Surfels:
-    """Discs along the normals (n, 3), or along planes fitted to the neighbours, just large enough to overlap.
+    """Discs perpendicular to the normals (n, 3), or in planes fitted to the neighbours, just large enough to overlap.
 
-    A disc reaches most of the way to its nearest neighbour in the emptiest of the four quadrants around
-    it: random samples and the lines of a scanner are closed alike, and no disc is larger than it must be.
+    A disc reaches most of the way to its nearest neighbour in the emptiest of the four quadrants around it. So random
+    samples and the lines of a scanner are both closed, and no disc is larger than necessary.
     """
     n = len(points)
-    near = KDTree(points).query(points, k=min(_NEIGHBOURS, n), workers=-1)[1].reshape(n, -1)
+    near = KDTree(points).query(points, k=min(_SURFEL_NEIGHBOURS, n), workers=-1)[1].reshape(n, -1)
     if normals is None:
         spread = points[near] - points[near].mean(1, keepdims=True)
         frame = np.linalg.eigh(np.einsum("nki,nkj->nij", spread, spread))[1].transpose(0, 2, 1)[:, ::-1]
@@ -54,31 +71,30 @@ def surfels(points: NDArray, values: NDArray, normals: NDArray | None) -> Surfel
     distance, gap, rim = _around(offset)
     radius = _radius(offset, distance, rim)
     slope = _slope(offset, values[near] - values[:, None]) * radius[:, None]
-    clip = _fold(points, frame, near, distance, radius)
+    clip = _clip_at_folds(points, frame, near, distance, radius)
     clip[rim] = gap[rim] / _RIM_REACH
     return Surfels(points, frame, radius, values, slope, clip)
 
 
 def _around(offset: NDArray) -> tuple[NDArray, NDArray, NDArray]:
-    """Distances (n, k) of the neighbours, direction (n, 2) of the widest angle without any, whether it is a rim.
-
-    At a rim that angle is more than 144 degrees wide and there is no other such: there are two in a line of a scanner.
-    """
+    """Distances (n, k) of neighbours, direction (n, 2) of the widest angle without any, whether there is a rim (n,)."""
     distance = np.sqrt((offset**2).sum(1))
     angle = np.arctan2(offset[:, 1], offset[:, 0])
-    angle = np.sort(np.where(distance > 0, angle, angle[:, -1:]), 1)  # the point itself, and repetitions, say nothing
+    angle = np.sort(
+        np.where(distance > 0, angle, angle[:, -1:]), 1
+    )  # the point itself and its repetitions do not count
     width = np.diff(angle, axis=1, append=angle[:, :1] + 2 * np.pi)
     widest = width.argmax(1)
     rows = np.arange(len(angle))
     middle = angle[rows, widest] + 0.5 * width[rows, widest]
-    rim = (width > 0.8 * np.pi).sum(1) == 1
+    rim = (width > _MIN_RIM_ANGLE).sum(1) == 1
     return distance, np.stack([np.cos(middle), np.sin(middle)], 1), rim
 
 
-def _fold(points: NDArray, frame: NDArray, near: NDArray, distance: NDArray, radius: NDArray) -> NDArray:
-    """clip (n, 2): along the line where a disc runs into the plane of a neighbour that falls away from it.
+def _clip_at_folds(points: NDArray, frame: NDArray, near: NDArray, distance: NDArray, radius: NDArray) -> NDArray:
+    """clip (n, 2): cuts a disc along the line where it meets the plane of a neighbour that falls away from it.
 
-    Beyond a fold, such as the edge of a thin ear, a disc would stick out into the air.
+    Beyond a fold, such as the edge of a thin ear, an uncut disc would stick out into the air.
     """
     normal = frame[:, 2]
     other = normal[near]
@@ -88,13 +104,12 @@ def _fold(points: NDArray, frame: NDArray, near: NDArray, distance: NDArray, rad
     a = np.einsum("nki,nji->nkj", other, frame[:, :2])
     b = dot(other, step)
     steep = np.sqrt((a**2).sum(2))
-    falls = (steep > _FOLD) & (b > 0) & (distance < 2 * radius[:, None]) & (distance > 0)
+    falls = (steep > _MIN_FOLD_SINE) & (b > 0) & (distance < 2 * radius[:, None]) & (distance > 0)
     reach = np.where(falls, b / np.where(falls, steep, 1), np.inf)
     first = reach.argmin(1)
     rows = np.arange(len(points))
     folded = np.isfinite(reach[rows, first])
-    # Never nearer than a quarter of the radius: normals have errors, and a hole is worse than a flake.
-    line = np.maximum(reach[rows, first] / radius, 0.25)
+    line = np.maximum(reach[rows, first] / radius, _MIN_CLIP_DISTANCE)
     away = a[rows, first] / np.where(folded, steep[rows, first], 1)[:, None]
     return np.where(folded[:, None], away / np.where(folded, line, 1)[:, None], 0.0)
 
@@ -102,13 +117,12 @@ def _fold(points: NDArray, frame: NDArray, near: NDArray, distance: NDArray, rad
 def _radius(offset: NDArray, distance: NDArray, rim: NDArray) -> NDArray:
     quadrant = np.where(distance > 0, 2 * (offset[:, 0] > 0) + (offset[:, 1] > 0), -1)
     closest = np.stack([np.where(quadrant == i, distance, np.inf).min(1) for i in range(4)], 1)
-    # An empty quadrant is a rim, or a gap too wide to see across: go some way, to close the latter.
+    # An empty quadrant is a rim, or a gap wider than all neighbours. The disc reaches some way, to close a gap.
     empty = ~np.isfinite(closest)
-    closest = np.where(empty, np.where(rim, 0.0, 0.75 * distance.max(1))[:, None], closest)
-    radius = 0.9 * closest.max(1)
+    closest = np.where(empty, np.where(rim, 0.0, _GAP_REACH * distance.max(1))[:, None], closest)
+    radius = _NEIGHBOUR_REACH * closest.max(1)
     typical = float(np.median(radius)) or 1.0
-    # A stray point far from the rest must not become a plate, nor repeated points nothing.
-    return np.clip(radius, 0.25 * typical, 4 * typical)
+    return np.clip(radius, _MIN_RELATIVE_RADIUS * typical, _MAX_RELATIVE_RADIUS * typical)
 
 
 def _slope(offset: NDArray, rise: NDArray) -> NDArray:
@@ -119,8 +133,8 @@ def _slope(offset: NDArray, rise: NDArray) -> NDArray:
     return np.where(np.isfinite(slope), slope, 0)
 
 
-def see_points(discs: Surfels, camera: Camera, width: int, height: int) -> Seen:
-    """What the camera sees of the discs, each pixel the mean of the front-most sheet of them."""
+def visible_discs(discs: Surfels, camera: Camera, width: int, height: int) -> VisiblePixels:
+    """The visible part of the discs. Each pixel has the mean of the discs of the front sheet."""
     discs = _without_hidden(discs, camera, width, height)
     normal = camera.turn(discs.frame[:, 2])
     to_eye = np.array([0, 0, camera.distance]) - camera.turn(discs.centre - camera.centre)
@@ -128,7 +142,7 @@ def see_points(discs: Surfels, camera: Camera, width: int, height: int) -> Seen:
     nearest = np.zeros(width * height, dtype=np.float32)
     pieces = list(_draw(discs, camera, width, height, nearest))
 
-    # What lies less than a radius behind the front belongs to the same sheet.
+    # Discs less than a radius behind the front belong to the same sheet.
     thickness = (discs.radius / camera.distance).astype(np.float32)
     value, *slope = (a.astype(np.float32) for a in (discs.value, *discs.slope.T))
     axes = [a.astype(np.float32) for a in normal.T]
@@ -143,13 +157,13 @@ def see_points(discs: Surfels, camera: Camera, width: int, height: int) -> Seen:
             np.add.at(sums, pixel, weight * data)
     pixel = np.flatnonzero(nearest)
     weight, field, *axes = total[:, pixel]
-    return Seen(pixel, field / weight, unit(np.stack(axes, 1)), camera.height(nearest[pixel]))
+    return VisiblePixels(pixel, field / weight, unit(np.stack(axes, 1)), camera.height(nearest[pixel]))
 
 
 def _draw(discs: Surfels, camera: Camera, width: int, height: int, nearest: NDArray) -> Iterator[tuple]:
     """The pixels of the discs in chunks: pixel, disc, u, v, nearness, each (k,).
 
-    nearest (height * width,) is raised to the nearness of the front-most disc, complete after the last chunk.
+    nearest (height * width,) becomes the nearness of the front disc. It is complete after the last chunk.
     """
     corners, uv = _squares(discs, camera)
     runs = spans(corners[:, :, :2], width, height)
@@ -171,10 +185,9 @@ def _draw(discs: Surfels, camera: Camera, width: int, height: int, nearest: NDAr
 
 
 def _without_hidden(discs: Surfels, camera: Camera, width: int, height: int) -> Surfels:
-    """The discs less those that a coarse picture shows to be well behind others: half of a closed surface."""
-    coarse = 8
-    camera = camera.enlarged(1 / coarse)
-    width, height = -(-width // coarse), -(-height // coarse)
+    """The discs without those that lie well behind others in a coarse picture: half of a closed surface."""
+    camera = camera.enlarged(1 / _COARSE_PIXELS)
+    width, height = -(-width // _COARSE_PIXELS), -(-height // _COARSE_PIXELS)
     nearest = np.zeros(width * height, dtype=np.float32)
     for _ in _draw(discs, camera, width, height, nearest):
         pass

@@ -1,4 +1,4 @@
-"""One call for every method, lamina's own and those it is compared with.
+"""One call for every method: lamina's own, and those that it is compared with.
 
     lamina.baselines.solve(surface, f, "fem").values
     lamina.baselines.heat(surface, u0, 0.1, "cpm", spacing=0.05).values
@@ -9,10 +9,10 @@
 | fem-robust | the same with the matrices of robust_laplacian |
 | cpm | the paper's closest point method: polynomial re-extension, then a solve on the shell (`paper/shell.py`) |
 | closest-point | E L u - gamma (I - E) u = E f, solved by multigrid; order 4 on smooth surfaces, otherwise 2 |
-| cpm-coupled | the same of order 2, as in textbooks |
-| attention | the paper's: learned extension, then a solve on the shell |
-| neural | lamina with its learned operator for samples |
-| trace, order-3, auto | lamina at order 2, at order 3, and as it comes |
+| cpm-coupled | the same with order 2, as in textbooks |
+| attention | the paper's method: learned extension, then a solve on the shell |
+| neural | lamina with its learned reconstruction of samples |
+| trace, order-3, auto | lamina at order 2, at order 3, and with its defaults |
 | a trained `gino.GINO` | a neural operator; Poisson on closed surfaces only |
 """
 
@@ -29,8 +29,8 @@ from torch import Tensor
 
 from lamina.domain import Domain
 from lamina.errors import InputError
+from lamina.paper.band_domain import BandDomain
 from lamina.paper.baselines.fem import SurfaceFEM
-from lamina.paper.domain import BandDomain
 from lamina.pde.conditions import Condition, Dirichlet, Neumann
 from lamina.pde.heat import heat as diffuse
 from lamina.pde.poisson import poisson as solve_poisson
@@ -39,7 +39,7 @@ from lamina.surfaces.base import Surface
 Field = Callable[[Tensor], Tensor] | Tensor | float
 Conditions = Sequence[Condition] | Condition | None
 
-DOMAINS: dict[str, tuple[type[Domain], dict[str, Any]]] = {
+DOMAIN_OF_METHOD: dict[str, tuple[type[Domain], dict[str, Any]]] = {
     "cpm": (BandDomain, {"scheme": "shell"}),
     "closest-point": (BandDomain, {"scheme": "coupled"}),
     "cpm-coupled": (BandDomain, {"scheme": "coupled", "order": 2}),
@@ -49,10 +49,11 @@ DOMAINS: dict[str, tuple[type[Domain], dict[str, Any]]] = {
     "order-3": (Domain, {"order": 3}),
     "auto": (Domain, {}),
 }
-METHODS = ("fem", "fem-robust", *DOMAINS)
+DEFAULT_FEM_STEPS = 100  # Time steps of FEM unless given. Chosen by trial.
+METHODS = ("fem", "fem-robust", *DOMAIN_OF_METHOD)
 
 
-class Operator(Protocol):
+class TrainedOperator(Protocol):
     """A trained network that gives u for f on a surface."""
 
     def poisson(self, surface: Surface, f: Field) -> Tensor: ...
@@ -94,7 +95,7 @@ class Answer:
 def solve(
     surface: Surface,
     f: Field,
-    method: str | Operator,
+    method: str | TrainedOperator,
     conditions: Conditions = None,
     *,
     spacing: float | None = None,
@@ -139,7 +140,7 @@ def solve(
     start = perf_counter()
     if not isinstance(method, str):
         if conditions is not None or options:
-            raise InputError("A trained operator takes neither conditions nor options; leave them out.")
+            raise InputError("A trained operator takes no conditions and no options; leave them out.")
         values = method.poisson(surface, f)
         return Answer(values, len(values), perf_counter() - start, {})
     if method.startswith("fem"):
@@ -205,14 +206,16 @@ def heat(
     """
     start = perf_counter()
     if not isinstance(method, str):
-        raise InputError(f"heat knows methods by name: {', '.join(METHODS)}; a trained operator solves Poisson alone.")
+        raise InputError(
+            f"heat takes the name of a method: {', '.join(METHODS)}; a trained operator solves only Poisson."
+        )
     if method.startswith("fem"):
         fem = _fem(method, surface, **options)
         held, value, flux = _on_rim(fem, surface, conditions)
         if flux is not None:
-            raise InputError("heat by FEM knows rims that are free or held, no flux; use another method.")
+            raise InputError("heat by FEM takes only Dirichlet conditions on rims; use another method for a flux.")
         fixed = {"held": held, "values": value} if held.any() else {}
-        u = fem.heat(_values(surface, u0), time, steps or 100, **fixed)
+        u = fem.heat(_values(surface, u0), time, steps or DEFAULT_FEM_STEPS, **fixed)
         return Answer(torch.from_numpy(u), len(u), perf_counter() - start, {"scheme": "fem", "solver": fem.solver})
     domain = _domain(method, surface, spacing, device, options)
     return _answer(diffuse(domain, u0, time, conditions, steps=steps, show_progress=False), start)
@@ -227,9 +230,9 @@ def _answer(u: Any, start: float) -> Answer:
 
 
 def _domain(method: str, surface: Surface, spacing: float | None, device: str, options: dict[str, Any]) -> Domain:
-    if method not in DOMAINS:
+    if method not in DOMAIN_OF_METHOD:
         raise InputError(f"Unknown method {method!r}; known: {', '.join(METHODS)}, or a trained operator.")
-    made, chosen = DOMAINS[method][0], DOMAINS[method][1] | options
+    made, chosen = DOMAIN_OF_METHOD[method][0], DOMAIN_OF_METHOD[method][1] | options
     if "extension" not in chosen and method != "auto":
         chosen["extension"] = "closest-point" if surface.exact else "jet"
     return made(surface, spacing, device=device, show_progress=False, **chosen)
@@ -254,7 +257,7 @@ def _values(surface: Surface, f: Field) -> np.ndarray:
 def _on_rim(
     fem: SurfaceFEM, surface: Surface, conditions: Conditions
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Where u is held (n,), at which values (n,), and the flux (n,) or None."""
+    """Where u is given (n,), its values (n,), and the flux (n,) or None."""
     held, value = np.zeros_like(fem.rim), np.zeros(len(fem.rim))
     flux = None
     given = [] if conditions is None else [conditions] if isinstance(conditions, Condition) else list(conditions)
@@ -264,12 +267,12 @@ def _on_rim(
         elif c.test is not None:
             where = fem.rim & c.test(surface.points).cpu().numpy().astype(bool)
         else:
-            raise InputError(f'FEM knows conditions on "rim" or on the rim where a function holds, got {c.where!r}.')
+            raise InputError(f'FEM takes conditions on "rim", or on the rim where a function holds; got {c.where!r}.')
         values: Any = c.value
         if type(c) is Dirichlet:
             held, value = held | where, np.where(where, _values(surface, values), value)
         elif type(c) is Neumann:
             flux = np.where(where, _values(surface, values), 0.0 if flux is None else flux)
         else:
-            raise InputError(f"FEM knows Dirichlet and Neumann conditions, got {c.name}.")
+            raise InputError(f"FEM takes Dirichlet and Neumann conditions, got {c.name}.")
     return held, value, flux

@@ -1,7 +1,7 @@
-"""Linear finite elements on a triangle mesh: the reference that lamina's own schemes are measured against.
+"""Linear finite elements on a triangle mesh: the reference for lamina's own schemes.
 
 With stiffness K and mass M of the hat functions (`geometry/cotangent.py`) the problem Lap u = f reads -K u = M f.
-Nothing asks for a manifold: energies of triangles are added up, whatever number of them meet at an edge.
+The mesh need not be a manifold: the energies of triangles are added up, however many of them meet at an edge.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from scipy.sparse.csgraph import connected_components
 
 from lamina.errors import InputError
 from lamina.geometry.cotangent import checked_mesh, mass_of, scatter, stiffness_matrix, triangles_of, vertex_areas
-from lamina.paper.baselines.factor import Array, Solve, choose, factor
+from lamina.paper.baselines.linear_solvers import Array, Solve, choose_solver, factor
 
 
 class SurfaceFEM:
     """Poisson and heat on the mesh V (n, 3), F (m, 3), with piecewise linear functions given at its vertices.
 
-    Triangles without area are left out. component (n,) numbers the parts that the others connect; a vertex
-    that no triangle uses is a part of its own, and every solution is 0 there. areas (n,) are the integrals of
-    the hat functions. lumped: whether M is replaced by the diagonal matrix of these.
+    Triangles without area are left out. component (n,) numbers the parts that the other triangles connect. A vertex
+    that no triangle uses is a part of its own, and every solution is 0 there. areas (n,) are the integrals of the hat
+    functions. lumped: whether M is replaced by the diagonal matrix of areas.
 
     robust: K and the lumped M of the intrinsic Delaunay triangulation of a tufted cover instead (Sharp and Crane, "A
     Laplacian for nonmanifold triangle meshes", 2020; package robust_laplacian), for meshes of poor triangles: no
-    obtuse pair couples with the wrong sign. Where sheets meet it agrees with the sum over triangles.
+    pair of obtuse angles couples with the wrong sign. Where sheets meet it agrees with the sum over triangles.
 
     solver: "cholmod" (scikit-sparse), "cholespy", "pyamg" (CG with algebraic multigrid, to a residual of
     `tolerance` times the right-hand side), "splu" (scipy), or "auto": the first of cholmod, pyamg, splu
@@ -45,7 +45,7 @@ class SurfaceFEM:
         solver: str = "auto",
         tolerance: float = 1e-8,
     ) -> None:
-        self.lumped, self.solver, self.tolerance = lumped or robust, choose(solver), tolerance
+        self.lumped, self.solver, self.tolerance = lumped or robust, choose_solver(solver), tolerance
         vertices, faces = checked_mesh(V, F)
         self._triangles = triangles_of(vertices, faces)
         if robust:
@@ -83,7 +83,7 @@ class SurfaceFEM:
         return (total / np.where(area > 0, area, 1))[self.component]
 
     def prepare(self) -> None:
-        """Factor, or build the multigrid hierarchy, now rather than in the first `poisson`."""
+        """Factor, or build the multigrid hierarchy, now instead of in the first `poisson`."""
         _ = self._solve_grounded
 
     def rim_load(self, flux: ArrayLike) -> Array:
@@ -96,8 +96,8 @@ class SurfaceFEM:
     def poisson(self, f: ArrayLike, *, flux: ArrayLike | None = None) -> Array:
         """u (n,) with Lap u = f and du/dn = flux on the rims, of zero area-weighted mean on each component.
 
-        f (n,): values at the vertices, of which the part that agrees with the flux through the rims is taken on each
-        component; the rest has no solution. flux (n,): at the vertices, of which those on rims count; by default 0.
+        f (n,): values at the vertices. On each component a constant is taken off so that f agrees with the flux through
+        the rims; otherwise there is no solution. flux (n,): values at the vertices, used on rims; by default 0.
         """
         b = -self.load(self._field("f", f))
         if flux is not None:
@@ -109,9 +109,9 @@ class SurfaceFEM:
         return u - self.mean(u)
 
     def dirichlet(self, f: ArrayLike, held: ArrayLike, values: ArrayLike, *, flux: ArrayLike | None = None) -> Array:
-        """u (n,) with Lap u = f and u = values where held (n,) is true; du/dn = flux on other rims, by default 0."""
+        """u (n,) with Lap u = f, and u = values where held (n,) is true; on other rims du/dn = flux, by default 0."""
         f = self._field("f", f)
-        u, free = self._held(held, values)
+        u, free = self._fixed(held, values)
         right = -self.load(f) - self.stiffness @ u
         if flux is not None:
             right = right + self.rim_load(flux)
@@ -131,12 +131,12 @@ class SurfaceFEM:
         if not (np.isfinite(time) and time >= 0 and steps >= 1):
             raise InputError(f"heat got time = {time} and steps = {steps}; expected time >= 0 and steps >= 1.")
         if held is not None:
-            fixed, free = self._held(held, np.zeros_like(u) if values is None else values)
+            fixed, free = self._fixed(held, np.zeros_like(u) if values is None else values)
         else:
             fixed, free = np.zeros_like(u), self.areas > 0
         u = np.where(free, u, fixed)
         K, M = self.stiffness[free][:, free], self.mass[free][:, free]
-        # What is held does not move: its share of M du/dt is zero, and that of K u a constant.
+        # Fixed values do not change in time: their part of M du/dt is zero, and their part of K u is constant.
         pull = self.stiffness[free] @ np.where(free, 0, u)
         g = 2 - np.sqrt(2)
         shift = g / 2 * time / steps
@@ -148,24 +148,25 @@ class SurfaceFEM:
         u[free] = v
         return u
 
-    def _held(self, held: ArrayLike, values: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
-        """The values where they are held and 0 elsewhere (n,), and where to solve (n,)."""
+    def _fixed(self, held: ArrayLike, values: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
+        """The given values with 0 elsewhere (n,), and where to solve (n,)."""
         g, fixed = self._field("values", values), np.asarray(held, dtype=bool)
         if fixed.shape != g.shape or not fixed.any():
-            raise InputError(f"held must be true at some of {len(g)} vertices, got shape {fixed.shape}.")
+            raise InputError(f"held must be true at some of the {len(g)} vertices; its shape is {fixed.shape}.")
         return np.where(fixed, g, 0.0), ~fixed & (self.areas > 0)
 
     @cached_property
     def _solve_grounded(self) -> Solve:
         """Solves K u = b for b of zero sum on each component, with u = 0 at the first vertex p of each.
 
-        K is singular; K + sum_p c_p e_p e_p^T is not. Summing its rows over a component gives c_p u_p = 0, so
-        u solves the original equations.
+        K is singular; K + sum_p c_p e_p e_p^T is not. Summing its rows over a component gives c_p u_p = 0, so that u
+        solves the original equations.
         """
         diagonal = self.stiffness.diagonal()
         ground = np.zeros_like(diagonal)
         first = np.zeros(self.component.max() + 1, dtype=np.int64)
-        first[self.component[::-1]] = np.arange(len(diagonal))[::-1]  # the last to be written is the first vertex
+        # In reverse order, so that the first vertex is written last.
+        first[self.component[::-1]] = np.arange(len(diagonal))[::-1]
         ground[first] = np.where(diagonal[first] > 0, diagonal[first], 1)
         return factor((self.stiffness + sp.diags_array(ground)).tocsr(), self.solver, self.tolerance)
 

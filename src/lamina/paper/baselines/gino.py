@@ -1,15 +1,16 @@
-"""GINO, the geometry-informed neural operator that lamina's schemes are compared with.
+"""GINO, the geometry-informed neural operator, for comparison with lamina's schemes.
 
-Values f at points x_p of a surface go to the nodes y_q of a grid, through a Fourier neural operator there, and back
-to the points (Li et al. 2023, "Geometry-informed neural operator for large-scale 3D PDEs"):
+Values f at points x_p of a surface are carried to the nodes y_q of a grid. There they pass a Fourier neural operator,
+and the result is carried back to the points (Li et al. 2023, "Geometry-informed neural operator for large-scale 3D
+PDEs"):
 
     v(y_q) = mean over |x_p - y_q| <= r of k_1(x_p, y_q) f(x_p),
     w      = FNO(v, d),                       d(y_q) the signed distance of the surface,
     u(x_p) = Q(sum over |x_p - y_q| <= r of k_2(y_q, x_p) w(y_q)),
 
-k_1, k_2 and Q being small networks of sinusoids of the coordinates. The layers are those of the package
-neuraloperator. Its own sums visit point after point in Python and search all pairs for neighbours in every pass; here
-neighbours are found once a shape, on the grid, and a pass takes milliseconds. The tests compare both.
+where k_1, k_2 and Q are small networks of sinusoids of the coordinates. The layers are those of the package
+neuraloperator. Its own sums loop over points in Python and search all pairs for neighbours in every pass. Here
+neighbours are found once for each shape, on the grid, and a pass takes milliseconds. The tests compare both.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from lamina.errors import InputError
 from lamina.learn.signed_distance import SignedDistanceTarget, signed_distance_target
 from lamina.surfaces.base import Surface
 
-FORMAT = "lamina gino 1"
-EDGES = 2**18  # pairs of a point and a node at a time
+GINO_FORMAT = "lamina gino 1"
+PAIRS_PER_CHUNK = 2**18  # pairs of a point and a node at a time
 
 
 @dataclass(frozen=True)
 class GINOConfig:
-    """grid: nodes along each side of the box |x|, |y|, |z| <= half_width that shapes lie in. radius: r, in spacings of
+    """Sizes of the network.
+
+    grid: nodes along each side of the box |x|, |y|, |z| <= half_width, in which shapes lie. radius: r, in spacings of
     the grid. encoded: channels of v. channels, modes (along each axis), layers: of the Fourier operator. encoder,
-    decoder: widths of the hidden layers of k_1 and k_2. frequencies: of the sinusoids, pi 2^k along the box."""
+    decoder: widths of the hidden layers of k_1 and k_2. frequencies: number of sinusoids, pi 2^k along the box.
+    """
 
     grid: int = 32
     half_width: float = 1.1
@@ -70,29 +74,32 @@ class GINOConfig:
 
 @dataclass(frozen=True)
 class Shape:
-    """A surface as the network sees it; places in the box are measured from its corner, in its width."""
+    """A surface as input of the network. Positions are relative to the corner of the box, in units of its width."""
 
     points: Tensor  # (n, 3) in [0, 1]
     weights: Tensor  # (n,) share of the area of each
     distance: Tensor  # (grid, grid, grid) signed distances of the nodes, over half the width
-    point: Tensor  # (e,) int64, points
-    node: Tensor  # (e,) int64, and nodes within the radius of them
+    point: Tensor  # (e,) int64, the point of each pair
+    node: Tensor  # (e,) int64, the node of each pair, within the radius of the point
     count: Tensor  # (grid^3,) points within the radius of each node, at least 1
 
     @classmethod
     def build(cls, points: Tensor, areas: Tensor, distance: Tensor, config: GINOConfig) -> Shape:
         """points (n, 3) in space, areas (n,), distance (grid, grid, grid) in space; dtype and device of points."""
         _check_shape(points, areas, distance, config)
-        places = 0.5 * (points / config.half_width + 1)
-        point, node = _pairs(places, config)
+        in_box = 0.5 * (points / config.half_width + 1)
+        point, node = _pairs(in_box, config)
         count = torch.bincount(node, minlength=config.grid**3).clamp_min(1).to(points)
         distance = (distance / config.half_width).to(points)
-        return cls(places, (areas / areas.sum()).to(points), distance, point, node, count)
+        return cls(in_box, (areas / areas.sum()).to(points), distance, point, node, count)
 
 
 class GINO(nn.Module):
-    """The network with its units: f enters with its mean taken off and divided by its size s, the root of its mean
-    square, and u = s scale network(f / s), less its mean. So u is 0 for constant f and doubles with f."""
+    """The network with normalised input and output.
+
+    The mean of f is taken off, and f is divided by its root mean square s. The output is u = s scale network(f / s)
+    less its mean. So u is 0 for constant f, and it doubles if f doubles.
+    """
 
     scale: Tensor
     nodes: Tensor  # (grid^3, 3) in [0, 1]
@@ -124,7 +131,7 @@ class GINO(nn.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Real numbers that training sets."""
+        """Number of trained real numbers."""
         return sum(p.numel() * (2 if p.is_complex() else 1) for p in self.parameters())
 
     def forward(self, shape: Shape, f: Tensor) -> Tensor:
@@ -145,7 +152,7 @@ class GINO(nn.Module):
         """v (grid^3, encoded)."""
         total = g.new_zeros(len(self.nodes), self.config.encoded)
         kernel = _Kernel(self.network.gno_in, shape.points, self.nodes)
-        for p, q in zip(shape.point.split(EDGES), shape.node.split(EDGES), strict=True):
+        for p, q in zip(shape.point.split(PAIRS_PER_CHUNK), shape.node.split(PAIRS_PER_CHUNK), strict=True):
             total = total.index_add(0, q, kernel(p, q) * g[p, None])
         return total / shape.count[:, None]
 
@@ -153,22 +160,22 @@ class GINO(nn.Module):
         """u (n,) from w (grid^3, channels)."""
         total = w.new_zeros(len(shape.points), self.config.channels)
         kernel = _Kernel(self.network.gno_out, self.nodes, shape.points)
-        for p, q in zip(shape.point.split(EDGES), shape.node.split(EDGES), strict=True):
+        for p, q in zip(shape.point.split(PAIRS_PER_CHUNK), shape.node.split(PAIRS_PER_CHUNK), strict=True):
             total = total.index_add(0, p, kernel(q, p) * w[q])
         return self.network.projection(total.T[None])[0, 0]
 
     def shape_of(self, surface: Surface) -> Shape:
-        """A surface as this network sees it. Signed distances take a second or two: keep it for several f."""
+        """A surface as input of this network. Its signed distances take a second or two: reuse it for several f."""
         distance = signed_distances(surface, self.config)
         points = surface.points.detach().to(self.nodes)
         return Shape.build(points, surface.areas.detach().to(points), distance.to(points), self.config)
 
     @torch.no_grad()
     def poisson(self, surface: Surface, f: Callable[[Tensor], Tensor] | Tensor) -> Tensor:
-        """u (m,) at the points of a surface with Lap u = f, as far as the network knows; zero mean by area.
+        """An approximation of u (m,) with Lap u = f at the points of a surface; zero mean by area.
 
-        f: a function of points (m, 3), or values (m,). The surface must lie in the box of the configuration, and be
-        of the size that the network was trained on. The answer has the surface's precision and device.
+        f: a function of points (m, 3), or values (m,). The surface must lie in the box of the configuration and
+        have the size of the training shapes. The answer has the surface's precision and device.
         """
         values = f(surface.points) if callable(f) else f
         if not isinstance(values, Tensor) or values.shape != (len(surface.points),):
@@ -179,8 +186,10 @@ class GINO(nn.Module):
 
 
 class _Kernel:
-    """k(y, x) for pairs of points y (n, 3) and x (m, 3), as a layer of neuraloperator's computes it: a network of both
-    embeddings, of which the first layer is applied to points rather than to pairs."""
+    """k(y, x) for pairs of points y (n, 3) and x (m, 3), as a layer of neuraloperator computes it.
+
+    It is a network of both embeddings. Its first layer is linear and is applied to points, not to pairs.
+    """
 
     def __init__(self, layer: Any, y: Tensor, x: Tensor) -> None:
         first, *self.rest = layer.integral_transform.channel_mlp.fcs
@@ -197,7 +206,7 @@ class _Kernel:
 
 
 def normalised(f: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """f (n,) with its mean taken off and divided by its size, and that size; weights (n,) of sum 1."""
+    """f (n,) less its mean and divided by its root mean square, and the latter; weights (n,) of sum 1."""
     f = f - (weights * f).sum()
     size = (weights * f * f).sum().sqrt()
     return f / size.clamp_min(torch.finfo(f.dtype).tiny), size
@@ -208,8 +217,8 @@ def signed_distances(
 ) -> Tensor:
     """Signed distances (grid, grid, grid) of the nodes to a surface that has an inside, negative there, float64.
 
-    turned (3, 3): a rotation R; distances then are those to the points R x of the surface. Where there are many, give
-    the surface as lamina.learn.signed_distance.signed_distance_target(surface), which is prepared for the search.
+    turned (3, 3): a rotation R; distances are then those to the rotated surface R x. For many rotations, give the
+    surface as lamina.learn.signed_distance.signed_distance_target(surface), which is prepared for the search.
     """
     target = surface if isinstance(surface, SignedDistanceTarget) else signed_distance_target(surface)
     nodes = config.nodes() if turned is None else config.nodes() @ turned.to("cpu", torch.float64)
@@ -218,10 +227,10 @@ def signed_distances(
 
 
 def save_gino(path: str | Path, gino: GINO, **notes: Any) -> Path:
-    """Write a network with its configuration, and notes that say where it came from, as safetensors."""
+    """Write a network with its configuration, and notes on its origin, as safetensors."""
     from lamina.io.safetensor_files import save_tensors
 
-    return save_tensors(path, _plain(gino), {"format": FORMAT, "config": asdict(gino.config), **notes})
+    return save_tensors(path, _trained_tensors(gino), {"format": GINO_FORMAT, "config": asdict(gino.config), **notes})
 
 
 def load_gino(path: str | Path) -> GINO:
@@ -229,19 +238,19 @@ def load_gino(path: str | Path) -> GINO:
     from lamina.io.safetensor_files import load_tensors
 
     tensors, metadata = load_tensors(path)
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{path} holds no GINO but {metadata.get('format', 'something unnamed')!r}.")
+    if metadata.get("format") != GINO_FORMAT:
+        raise InputError(f"{path} is not a file of a GINO; its format is {metadata.get('format', 'unknown')!r}.")
     try:
         gino = GINO(GINOConfig(**metadata["config"])).requires_grad_(False)
-        for name, tensor in _plain(gino).items():
+        for name, tensor in _trained_tensors(gino).items():
             tensor.copy_(tensors[name])
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"{path} does not fit its own configuration: {error}.") from error
     return gino
 
 
-def _plain(gino: GINO) -> dict[str, Tensor]:
-    """All that training sets, by name, in place; complex numbers as pairs of real ones, which safetensors knows."""
+def _trained_tensors(gino: GINO) -> dict[str, Tensor]:
+    """Trained tensors by name, in place. Complex numbers are pairs of real ones, as safetensors needs them."""
     named = {**dict(gino.named_parameters()), "scale": gino.scale}
     return {k: torch.view_as_real(v.detach()) if v.is_complex() else v.detach() for k, v in named.items()}
 
@@ -257,17 +266,17 @@ def _neuralop_gino() -> Any:
     return models.GINO
 
 
-def _pairs(places: Tensor, config: GINOConfig) -> tuple[Tensor, Tensor]:
-    """All points (e,) and nodes (e,) nearer to each other than the radius, by point; places (n, 3) in [0, 1]."""
+def _pairs(points: Tensor, config: GINOConfig) -> tuple[Tensor, Tensor]:
+    """All pairs of points (e,) and nodes (e,) within the radius, sorted by point; points (n, 3) in [0, 1]."""
     size, reach = config.grid, int(config.radius) + 1
-    scaled = places * (size - 1)
-    middle = scaled.round().long()
-    step = torch.arange(-reach, reach + 1, device=places.device)
+    in_cells = points * (size - 1)
+    middle = in_cells.round().long()
+    step = torch.arange(-reach, reach + 1, device=points.device)
     offset = torch.cartesian_prod(step, step, step)
-    # No node is nearer than it is to the node in the middle, less half a cell's diagonal.
+    # A point is within half a diagonal of a cell (0.87) of its middle node, so that farther offsets cannot be near.
     offset = offset[offset.double().norm(dim=1) <= config.radius + 0.87]
     ijk = middle[:, None] + offset  # (n, offsets, 3)
-    near = (ijk - scaled[:, None]).square().sum(-1) <= config.radius**2
+    near = (ijk - in_cells[:, None]).square().sum(-1) <= config.radius**2
     near &= ((ijk >= 0) & (ijk < size)).all(-1)
     point, which = near.nonzero(as_tuple=True)
     i, j, k = ijk[point, which].unbind(1)

@@ -15,8 +15,9 @@ from lamina.errors import InputError, SolveError
 from lamina.learn.schedule import warm_cosine
 from lamina.paper.baselines.gino import GINO, GINOConfig, Shape, normalised
 
-CLIP = 1.0  # largest norm of a gradient
-LOG_EVERY = 50
+# Gradients are scaled down to this norm, so that a single wild step does not ruin a run. Chosen by trial.
+MAX_GRADIENT_NORM_GINO = 1.0
+STEPS_BETWEEN_REPORTS = 50
 
 Report = Callable[[int, dict[str, float]], None]  # the step, and figures of the steps since the last report
 
@@ -45,10 +46,10 @@ def train_gino(
 ) -> GINO:
     """A network that minimises |u - network(f)|^2 / |u|^2 over the examples, one a step, in random order, by Adam.
 
-    Ends after `steps` or `seconds`, whichever is first; the step size rises to `rate` over the first twentieth and
-    falls to nothing by a cosine. Start and order are those of the seed; sums over neighbours on a GPU are not in a
-    fixed order, so that runs there differ in rounding. report(step, {"loss", "rate", "seconds"}): every 50 steps and
-    at the end, with the mean loss since the last. Raises SolveError when the loss is no longer finite.
+    Training ends after `steps` or `seconds`, whichever comes first. The step size rises to `rate` over the first
+    twentieth of the run and falls to zero by a cosine. The seed determines the start and the order. On a GPU, sums over
+    neighbours have no fixed order, so that runs differ by rounding. report(step, {"loss", "rate", "seconds"}) is called
+    every 50 steps and at the end, with the mean loss since the last call. Raises SolveError if the loss is not finite.
     """
     if not examples or not (steps or seconds) or min(steps or 1, seconds or 1.0) <= 0:
         raise InputError(
@@ -58,7 +59,7 @@ def train_gino(
     device = available(device)
     config = config or GINOConfig()
     shapes, given, wanted, scale = _prepared(examples, config, device)
-    with torch.random.fork_rng(devices=[]):  # drawn on the CPU: the same start on every device
+    with torch.random.fork_rng(devices=[]):  # drawn on the CPU, so that the start is the same on every device
         torch.manual_seed(seed)
         gino = GINO(config, scale).to(device)
     adam = torch.optim.Adam(gino.parameters(), lr=rate)
@@ -74,12 +75,12 @@ def train_gino(
         loss = relative_square(gino.normalised_solution(shapes[i], given[i]), wanted[i])
         adam.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(gino.parameters(), CLIP, foreach=False)
+        torch.nn.utils.clip_grad_norm_(gino.parameters(), MAX_GRADIENT_NORM_GINO, foreach=False)
         adam.step()
         total, since, step = total + loss.detach(), since + 1, step + 1
         elapsed = perf_counter() - start
         done = max(step / steps if steps else 0.0, elapsed / seconds if seconds else 0.0)
-        if since == LOG_EVERY or done >= 1:
+        if since == STEPS_BETWEEN_REPORTS or done >= 1:
             mean = float(total) / since
             if not math.isfinite(mean):
                 raise SolveError(f"the loss was {mean} at step {step}: training diverged; lower the rate, {rate:g}.")
@@ -97,7 +98,7 @@ def relative_square(found: Tensor, wanted: Tensor) -> Tensor:
 def _prepared(
     examples: Sequence[Example], config: GINOConfig, device: torch.device
 ) -> tuple[list[Shape], list[Tensor], list[Tensor], float]:
-    """Shapes, f of size 1, u over (size of f times scale), and scale: that makes the mean square of the latter 1."""
+    """Shapes, f over its size, u over (size of f times scale), and the scale with which the last has mean square 1."""
     shapes, given, wanted = [], [], []
     for example in examples:
         points, areas, f, u, distance = (
@@ -112,7 +113,7 @@ def _prepared(
         g, size = normalised(f, shape.weights)
         u = (u - (shape.weights * u).sum()) / size
         if not bool(torch.isfinite(g).all() and torch.isfinite(u).all() and u.abs().max() > 0):
-            raise InputError("an example has f or u that are constant or not finite; leave it out.")
+            raise InputError("an example has an f or u that is constant or not finite; leave it out.")
         shapes.append(shape)
         given.append(g)
         wanted.append(u)

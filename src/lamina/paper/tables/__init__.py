@@ -1,1 +1,1 @@
-"""The tables of the CVPR 2026 paper, run anew by `lamina reproduce TABLE|all`; `registry.py` knows them all."""
+"""The tables of the CVPR 2026 paper, run anew by `lamina paper reproduce TABLE|all`; `registry.py` lists them all."""

@@ -1,4 +1,4 @@
-"""Training a variant of the paper's network, and Poisson's equation with it: what every ablation measures."""
+"""What every ablation measures: a variant of the paper's network is trained, and Poisson's equation solved with it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lamina.errors import InputError, SolveError
 from lamina.gallery import sphere_poisson
 from lamina.metrics import errors
 from lamina.paper import Attention, BandDomain
-from lamina.paper.attention_network import FEATURES, AttentionNetwork, NetworkConfig
+from lamina.paper.attention_network import FEATURE_WIDTHS, AttentionNetwork, NetworkConfig
+from lamina.paper.attention_training import Trainer, TrainingConfig, validation_error
+from lamina.paper.attention_training_data import PatchData, patch_data
 from lamina.paper.baselines.fem import SurfaceFEM
 from lamina.paper.patches import coverage_radius, safe_radius
-from lamina.paper.shell import CUBIC_RADIUS
-from lamina.paper.tables.base import Row
-from lamina.paper.training import Trainer, TrainingConfig, validation_error
-from lamina.paper.training_data import PatchData, patch_data
+from lamina.paper.shell import MIN_CUBIC_RADIUS
+from lamina.paper.tables.table import Row
 from lamina.pde.poisson import poisson
 from lamina.surfaces.analytic import Sphere
 from lamina.surfaces.base import Surface
@@ -33,14 +33,18 @@ from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.spherical_map import SphericalMap, spike, starfruit
 
 Report = Callable[[float, str], None]
-CHANGE = 5e-5  # of the reference by its last refinement, over its range: a tenth of the smallest error, 5.4e-4
-FINEST = 8  # level of the meshes of the reference
-THIN = 1.9  # radius of a band, in spacings, below which samples must be denser: nodes are to be near one of them
+# A reference has settled if its last refinement changes it by less than this, over its range (NMAE). It is a tenth of
+# the smallest error that is measured against it, 5.4e-4.
+MAX_REFERENCE_CHANGE = 5e-5
+MAX_REFERENCE_LEVEL = 8  # Finest icosphere of the reference, with 655,362 vertices.
+# Band radius in spacings below which surfaces are sampled one level finer. Every node of a band must be near a sample,
+# and in thin bands the usual samples are too far apart.
+THIN_BAND_RADIUS = 1.9
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What all networks of the ablations share. level: of the icospheres that samples of the surfaces come from."""
+    """What all networks of the ablations share. level: of the icospheres whose images are the surface samples."""
 
     spacing: float = 0.05
     radius: float = 4.5  # of the band, in spacings, unless k is too small for it
@@ -53,7 +57,7 @@ class Plan:
     )
 
 
-QUICK = Plan(
+QUICK_PLAN = Plan(
     spacing=0.25,
     radius=2.0,
     level=3,
@@ -66,7 +70,7 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Variant:
-    """A network to be trained: its shape, the weight alpha of the normal-consistency loss, the seed."""
+    """A network to train: its configuration, the weight alpha of the normal-consistency loss, the seed."""
 
     network: NetworkConfig
     alpha: float = 1e-2
@@ -82,10 +86,10 @@ class Variant:
         )
 
     def radius(self, plan: Plan) -> float:
-        """eps / dx: that of the plan, or what patches of k nodes are sure to cover; never below sqrt(3).
+        """eps / dx: that of the plan, or less if patches of k nodes cover less; never below sqrt(3).
 
-        For k = 25 that is more than they are sure to cover, 1.63, but not more than the paper's condition
-        eps <= dx (3k / 4 pi)^(1/3) = 1.81 dx allows.
+        Patches of k = 25 nodes always cover only 1.63. There, eps / dx is what the paper's condition allows:
+        eps <= dx (3k / 4 pi)^(1/3) = 1.81 dx.
         """
         k = self.network.k
         sure = safe_radius(k)
@@ -96,8 +100,8 @@ class Variant:
 class Control:
     """The same problems without a trained network.
 
-    scheme: "trace", or "shell" with the exact extension and this eps / dx: closest points from jets that are fitted to
-    the samples; or "untrained", the shell with the base network as it is before its first step.
+    scheme: "trace"; "shell" with the exact extension and this eps / dx, where closest points come from jets fitted to
+    the samples; or "untrained", the shell with the base network before its first step.
     """
 
     scheme: str
@@ -109,20 +113,20 @@ class Control:
 
     @property
     def possible(self) -> bool:
-        return self.radius is None or self.radius >= CUBIC_RADIUS
+        return self.radius is None or self.radius >= MIN_CUBIC_RADIUS
 
 
 def measure(job: Variant | Control, plan: Plan, device: str, report: Report = lambda fraction, what: None) -> Row:
-    """Figures of a job: {"settings": ..., "sphere": {nmae, ...}, "starfruit": ...}, and those of the training.
+    """Figures of a job, {"name": ..., "sphere": {nmae, ...}, "starfruit": ...}, and those of its training.
 
-    Where a surface cannot be solved, it has "failed" in place of figures. Raises whatever `report` raises.
+    A surface whose solve failed has "failed" instead of figures. Raises whatever `report` raises.
     """
     found: Row = {"name": job.name}
     level, options = plan.level, {}
     if isinstance(job, Variant):
         network, figures = trained(job, plan, device, report)
         found |= {"eps": job.radius(plan), "parameters": sum(p.numel() for p in network.parameters()), **figures}
-        level += found["eps"] < THIN
+        level += found["eps"] < THIN_BAND_RADIUS
         options = _shell(Attention(network.requires_grad_(False)), found["eps"], plan)
     elif job.scheme == "untrained":
         shape = NetworkConfig(k=plan.k, width=plan.width, spacing=plan.spacing)
@@ -163,10 +167,10 @@ def trained(job: Variant, plan: Plan, device: str, report: Report) -> tuple[Atte
 
 @lru_cache(maxsize=2)
 def training_patches(k: int, seed: int, radius: float, plan: Plan, device: str) -> tuple[PatchData, PatchData]:
-    """Patches of the Spike and of the Star Fruit with all features, of which a network takes its own."""
-    shape = NetworkConfig(k=k, spacing=plan.spacing, features=tuple(FEATURES))
+    """Patches of the Spike and of the Star Fruit with all features; a network takes those that it uses."""
+    shape = NetworkConfig(k=k, spacing=plan.spacing, features=tuple(FEATURE_WIDTHS))
     grids = (plan.training.grids, plan.training.validation_grids)
-    level = plan.level + (radius < THIN)
+    level = plan.level + (radius < THIN_BAND_RADIUS)
     parts = [
         patch_data(surface, shape, radius=radius * plan.spacing, grids=count, seed=seed).to(device)
         for surface, count in zip((spike(level), starfruit(level)), grids, strict=True)
@@ -175,8 +179,8 @@ def training_patches(k: int, seed: int, radius: float, plan: Plan, device: str) 
 
 
 def _with_features(data: PatchData, names: tuple[str, ...]) -> PatchData:
-    widths = list(FEATURES.values())
-    columns = dict(zip(FEATURES, data.features.split(widths, 1), strict=True))
+    widths = list(FEATURE_WIDTHS.values())
+    columns = dict(zip(FEATURE_WIDTHS, data.features.split(widths, 1), strict=True))
     return replace(data, features=torch.cat([columns[name] for name in names], 1))
 
 
@@ -184,9 +188,9 @@ def _with_features(data: PatchData, names: tuple[str, ...]) -> PatchData:
 
 
 def solved(name: str, plan: Plan, device: str, level: int, **options: Any) -> Row:
-    """Errors of Poisson's equation on a surface given by samples with normals; or a note that says why there are none.
+    """Errors of Poisson's equation on a surface given by samples with normals, or why the solve failed.
 
-    Lap u = f with the f of `gallery.sphere_poisson`, on the Star Fruit too, less its mean there.
+    Lap u = f with the f of `gallery.sphere_poisson` on both surfaces; on the Star Fruit its mean is taken off.
     """
     points, exact, shift = problem(name, plan.level)
     cloud = _cloud(name, level, device)
@@ -206,7 +210,7 @@ def solved(name: str, plan: Plan, device: str, level: int, **options: Any) -> Ro
 def problem(name: str, level: int) -> tuple[Tensor, Tensor, float]:
     """Points (n, 3) of an icosphere of that level on the surface, u there (n,), and the mean of f.
 
-    The points are the first of the samples of every finer level.
+    The samples of every finer level begin with these points.
     """
     f = sphere_poisson()
     points = _surface(name, level).points
@@ -220,11 +224,11 @@ def reference(surface: SphericalMap, f: Callable[[Tensor], Tensor], level: int) 
     """Lap u = f - mean f by finite elements at the vertices (n,) of the surface's icosphere of a level; mean f.
 
     The meshes are images of finer and finer icospheres, u_i on level i, extrapolated as u_i + (u_i - u_(i-1)) / 3,
-    until the mean change of that at the vertices of level - 1 is below CHANGE, in units of the range.
+    until the mean change of that at the vertices of level - 1 is below MAX_REFERENCE_CHANGE, in units of the range.
     """
     V, u, extrapolated, change = icosphere(level)[0], None, None, math.inf
     coarse, mean = len(icosphere(level - 1)[0]), 0.0
-    for finer in range(level - 1, FINEST + 1):
+    for finer in range(level - 1, MAX_REFERENCE_LEVEL + 1):
         V, F = icosphere(finer)
         V = surface.fn(V).numpy()
         fem = SurfaceFEM(V, F.numpy())
@@ -236,9 +240,9 @@ def reference(surface: SphericalMap, f: Callable[[Tensor], Tensor], level: int) 
         if extrapolated is not None:
             change = errors(extrapolated[:coarse], now[:coarse], remove_mean=True).nmae
         extrapolated = now
-        if change < CHANGE:
+        if change < MAX_REFERENCE_CHANGE:
             return extrapolated[: len(icosphere(level)[0])], mean
-    raise SolveError(f"The reference on {surface.name} still changes by {change:.1e} at level {FINEST}.")
+    raise SolveError(f"The reference on {surface.name} still changes by {change:.1e} at level {MAX_REFERENCE_LEVEL}.")
 
 
 def _surface(name: str, level: int) -> Surface:
@@ -247,6 +251,6 @@ def _surface(name: str, level: int) -> Surface:
 
 @lru_cache(maxsize=4)
 def _cloud(name: str, level: int, device: str) -> Surface:
-    """The samples of a surface with their normals, and nothing else of it."""
+    """The samples of a surface with their normals, and nothing else."""
     surface = _surface(name, level)
     return PointCloud(surface.points, surface.normals, name=f"{name} samples").to(device, torch.float64)

@@ -1,12 +1,12 @@
 """The ablations of the paper's supplementary material: one part of the learned operator is changed at a time.
 
-Every network is trained afresh, by a shortened run of `lamina train` on the Spike with the same seeds and patches for
-all, and Poisson's equation is solved with it by the paper's shell scheme on the unit sphere and on the Star Fruit. A
-network that several tables share is trained once. Beside it stand the exact extension in the same scheme, which says
-what is left to gain by a better network, the network before its training, which says what was gained by it, and the
-trace scheme, which has no network.
+Every network is trained from scratch, by a shortened run of `lamina paper train` on the Spike, with the same seeds and
+patches for all. With it Poisson's equation is solved by the paper's shell scheme on the unit sphere and on the Star
+Fruit. A network that several tables share is trained once. There are three controls: the exact extension in the same
+scheme shows what a better network could gain, the untrained network shows what training gains, and the trace scheme has
+no network.
 
-Networks that differ in nothing but the seed are the yardstick: differences smaller than theirs mean nothing.
+Networks that differ only in the seed are the yardstick: smaller differences than theirs mean nothing.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ import torch
 
 from lamina.geometry.lattice import Lattice
 from lamina.grid.band import Band
-from lamina.paper.attention import Attention, cover_band, sampled_band
-from lamina.paper.attention_network import FEATURES, AttentionNetwork, NetworkConfig
-from lamina.paper.tables.ablation_networks import QUICK, Control, Plan, Variant, measure, problem, solved
-from lamina.paper.tables.ablation_numbers import PAPER
-from lamina.paper.tables.base import Row, Setting, Table
+from lamina.paper.attention import Attention, band_near_samples, cover_band
+from lamina.paper.attention_network import FEATURE_WIDTHS, AttentionNetwork, NetworkConfig
+from lamina.paper.tables.ablation_networks import QUICK_PLAN, Control, Plan, Variant, measure, problem, solved
+from lamina.paper.tables.ablation_numbers import PUBLISHED_ABLATIONS
+from lamina.paper.tables.table import Row, Setting, Table
 from lamina.surfaces.point_cloud import PointCloud
 
 Job = Variant | Control
 Lookup = Callable[[Job], Row | None]  # the figures of a job; None where they are missing
-FIGURES = ("nmae", "nmaxe", "held_out_mse", "eps", "seconds")
-TRACE, UNTRAINED = Control("trace"), Control("untrained")
-OURS, EXACT = "lamina attention (the paper's method)", "exact extension, shell"
-ALPHAS = {"alpha = 0": 0.0, "alpha = 1e-4": 1e-4, "alpha = 1e-3": 1e-3, "alpha = 1e-2": 1e-2, "alpha = 1e-1": 0.1,
+ABLATION_FIGURES = ("nmae", "nmaxe", "held_out_mse", "eps", "seconds")
+TRACE_CONTROL = Control("trace")
+UNTRAINED_CONTROL = Control("untrained")
+ATTENTION_LABEL = "lamina attention (the paper's method)"
+EXACT_LABEL = "exact extension, shell"
+LOSS_WEIGHTS = {"alpha = 0": 0.0, "alpha = 1e-4": 1e-4, "alpha = 1e-3": 1e-3, "alpha = 1e-2": 1e-2, "alpha = 1e-1": 0.1,
           "alpha = 1": 1.0}  # fmt: skip
-WITHOUT = {"all features": (), "without normals": ("normals",), "without curvatures": ("curvatures",),
+LEFT_OUT_FEATURES = {"all features": (), "without normals": ("normals",), "without curvatures": ("curvatures",),
            "without points": ("points",), "points only": ("normals", "curvatures")}  # fmt: skip
-K = (400, 25, 50, *range(100, 400, 50), 450, 500)
-SIZES = {f"{depth} x {width}": (depth, width) for depth in (2, 3, 4) for width in (32, 64, 128)}
-SEEDS = (1, 2)  # of further runs of the base network
-PATCHES, QUICK_PATCHES = (600, 650, 1250), (60,)
-PATCH_RADIUS = 4.0  # eps / dx, the paper's: wider bands need more patches than 600
+PATCH_SIZES = (400, 25, 50, *range(100, 400, 50), 450, 500)
+NETWORK_SIZES = {f"{depth} x {width}": (depth, width) for depth in (2, 3, 4) for width in (32, 64, 128)}
+FURTHER_SEEDS = (1, 2)  # seeds of further runs of the base network
+PATCH_COUNTS = (600, 650, 1250)
+QUICK_PATCH_COUNTS = (60,)
+PATCH_TABLE_RADIUS = 4.0  # eps / dx of the paper in this table: wider bands need more than 600 patches
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """A table with trained networks. cases: settings by their labels; quick: the labels of the small form."""
+    """A table with trained networks. cases: settings by label; quick: the labels of the small form."""
 
     name: str
     title: str
@@ -54,39 +57,39 @@ class Ablation:
 
     def chosen(self, plan: Plan) -> dict[str, Variant]:
         cases = self.cases(plan)
-        return {label: cases[label] for label in (self.quick if plan == QUICK else cases)}
+        return {label: cases[label] for label in (self.quick if plan == QUICK_PLAN else cases)}
 
     def jobs(self, plan: Plan) -> Iterator[Job]:
-        """All that is to be measured, the networks first; some may come twice."""
+        """All jobs, networks first; some may occur twice."""
         variants = self.chosen(plan).values()
         yield from variants
-        yield from (TRACE, UNTRAINED)
+        yield from (TRACE_CONTROL, UNTRAINED_CONTROL)
         yield from (c for v in variants if (c := Control("shell", v.radius(plan))).possible)
 
     def rows(self, plan: Plan, lookup: Lookup) -> list[Row]:
-        """Rows "paper", "lamina attention" and the exact extension for each setting; the other controls once a surface.
+        """Rows "paper", "lamina attention" and the exact extension for each setting; one row of each other control.
 
-        The exact extension depends on eps alone: where all settings have the same, it has one row.
+        The exact extension depends on eps alone: if all settings have the same eps, it has one row.
         """
         cases = self.chosen(plan)
         exact = {label: Control("shell", v.radius(plan)) for label, v in cases.items()}
         one = len(set(exact.values())) == 1
         rows: list[Row] = []
         for surface in plan.surfaces:
-            numbers = PAPER[self.name][surface]
+            numbers = PUBLISHED_ABLATIONS[self.name][surface]
             for label in dict.fromkeys([*numbers, *cases]):
                 case = f"{surface}, {label}"
                 if label in numbers:
                     rows.append(_paper(case, numbers[label]))
                 if label in cases:
-                    rows += _row(OURS, case, surface, lookup(cases[label]))
+                    rows += _row(ATTENTION_LABEL, case, surface, lookup(cases[label]))
                     if not one and exact[label].possible:
-                        rows += _row(EXACT, case, surface, lookup(exact[label]))
+                        rows += _row(EXACT_LABEL, case, surface, lookup(exact[label]))
             if one:
                 control = next(iter(exact.values()))
-                rows += _row(EXACT, surface, surface, lookup(control) if control.possible else None)
-            rows += _row("untrained network, shell", surface, surface, lookup(UNTRAINED))
-            rows += _row("lamina trace", surface, surface, lookup(TRACE))
+                rows += _row(EXACT_LABEL, surface, surface, lookup(control) if control.possible else None)
+            rows += _row("untrained network, shell", surface, surface, lookup(UNTRAINED_CONTROL))
+            rows += _row("lamina trace", surface, surface, lookup(TRACE_CONTROL))
         return rows
 
 
@@ -95,7 +98,7 @@ def _paper(case: str, numbers: tuple[float, float]) -> Row:
 
 
 def _row(method: str, case: str, surface: str, found: Row | None) -> list[Row]:
-    """The row of a job on a surface; none where the job is missing."""
+    """The row of a job on a surface; empty if the job is missing."""
     if found is None:
         return []
     shared = {key: found[key] for key in ("held_out_mse", "held_out_nc", "lambda", "eps", "train_seconds", "parameters")
@@ -113,36 +116,38 @@ def base(plan: Plan, alpha: float = 1e-2, seed: int = 0, **changed: Any) -> Vari
 
 
 def losses(plan: Plan) -> dict[str, Variant]:
-    seeds = {f"alpha = 1e-2, seed {seed}": base(plan, seed=seed) for seed in SEEDS}
-    return {label: base(plan, alpha) for label, alpha in ALPHAS.items()} | seeds
+    seeds = {f"alpha = 1e-2, seed {seed}": base(plan, seed=seed) for seed in FURTHER_SEEDS}
+    return {label: base(plan, alpha) for label, alpha in LOSS_WEIGHTS.items()} | seeds
 
 
 def features(plan: Plan) -> dict[str, Variant]:
     return {
-        label: base(plan, features=tuple(f for f in FEATURES if f not in left_out))
-        for label, left_out in WITHOUT.items()
+        label: base(plan, features=tuple(f for f in FEATURE_WIDTHS if f not in left_out))
+        for label, left_out in LEFT_OUT_FEATURES.items()
     }
 
 
 def sizes_of_patches(plan: Plan) -> dict[str, Variant]:
-    if plan == QUICK:
+    if plan == QUICK_PLAN:
         return {f"k = {k}": base(plan, k=k) for k in (40, plan.k)}
-    return {f"k = {k}": base(plan, k=k) for k in sorted(K)}
+    return {f"k = {k}": base(plan, k=k) for k in sorted(PATCH_SIZES)}
 
 
 def query_networks(plan: Plan) -> dict[str, Variant]:
-    return {label: base(plan, depth=depth, width=width) for label, (depth, width) in SIZES.items()}
+    return {label: base(plan, depth=depth, width=width) for label, (depth, width) in NETWORK_SIZES.items()}
 
 
 def surface_networks(plan: Plan) -> dict[str, Variant]:
-    return {label: base(plan, surface_depth=depth, surface_width=width) for label, (depth, width) in SIZES.items()}
+    return {
+        label: base(plan, surface_depth=depth, surface_width=width) for label, (depth, width) in NETWORK_SIZES.items()
+    }
 
 
 def strengths(plan: Plan) -> dict[str, Variant]:
     return {"lambda learned": base(plan), "lambda = 1": base(plan, strength=1.0, learn_strength=False)}
 
 
-TRAINED = (
+TRAINED_ABLATIONS = (
     Ablation("ablation_loss", "Weight alpha of the normal-consistency loss", losses, ("alpha = 0", "alpha = 1e-2")),
     Ablation("ablation_features", "Features of the surface samples", features, ("points only", "without curvatures")),
     Ablation("ablation_lambda", "The learnable parameter lambda", strengths, ("lambda learned", "lambda = 1")),
@@ -153,8 +158,8 @@ TRAINED = (
 
 
 def all_jobs(plan: Plan) -> list[Job]:
-    """What all tables need, each once: the base network first, whole tables one after the other, other seeds last."""
-    jobs = [base(plan), *(job for ablation in TRAINED for job in ablation.jobs(plan))]
+    """All jobs, each once: the base network first, then table after table, other seeds last."""
+    jobs = [base(plan), *(job for ablation in TRAINED_ABLATIONS for job in ablation.jobs(plan))]
     return sorted(dict.fromkeys(jobs), key=lambda job: isinstance(job, Variant) and job.seed > 0)
 
 
@@ -162,11 +167,11 @@ def all_jobs(plan: Plan) -> list[Job]:
 
 
 def plan_of(setting: Setting) -> Plan:
-    return QUICK if setting.quick else FULL
+    return QUICK_PLAN if setting.quick else FULL_PLAN
 
 
-FULL = Plan()
-_measured = cache(measure)  # every network is trained once a process
+FULL_PLAN = Plan()
+_measured = cache(measure)  # every network is trained once in a process
 
 
 def _table(ablation: Ablation) -> Table:
@@ -182,39 +187,39 @@ def _table(ablation: Ablation) -> Table:
 
         return ablation.rows(plan, lookup)
 
-    return Table(ablation.name, ablation.title, FIGURES, rows, trains=True)
+    return Table(ablation.name, ablation.title, ABLATION_FIGURES, rows, trains=True)
 
 
 def patch_rows(setting: Setting, network: AttentionNetwork | None = None) -> list[Row]:
-    """Poisson on the sphere with the network that lamina ships, unless another is given, and more and more patches."""
+    """Poisson on the sphere with more and more patches; by default with the network that lamina ships."""
     plan, name = plan_of(setting), "sphere"
     network = Attention(network).network()
-    numbers = PAPER["ablation_patches"][name]
+    numbers = PUBLISHED_ABLATIONS["ablation_patches"][name]
     rows = [_paper(f"{name}, {label}", numbers[label]) for label in numbers]
-    asked = QUICK_PATCHES if setting.quick else PATCHES
-    for i, wanted in enumerate(asked):
-        setting.report(i / len(asked), f"{wanted} patches")
+    counts = QUICK_PATCH_COUNTS if setting.quick else PATCH_COUNTS
+    for i, wanted in enumerate(counts):
+        setting.report(i / len(counts), f"{wanted} patches")
         options = Attention(network, least_patches=wanted)
-        radius = PATCH_RADIUS * plan.spacing
+        radius = PATCH_TABLE_RADIUS * plan.spacing
         figures = solved(name, plan, setting.device, plan.level, scheme="shell", extension=options, band_radius=radius)
         count = patch_count(plan, radius, options, network.config.k)
         case = f"{name}, {wanted} patches"
-        rows.append({"method": OURS, "case": case, **figures, "eps": PATCH_RADIUS, "patches": count})
-    return [*rows, *_row("lamina trace", name, name, _measured(TRACE, plan, setting.device))]
+        rows.append({"method": ATTENTION_LABEL, "case": case, **figures, "eps": PATCH_TABLE_RADIUS, "patches": count})
+    return [*rows, *_row("lamina trace", name, name, _measured(TRACE_CONTROL, plan, setting.device))]
 
 
 def patch_count(plan: Plan, radius: float, options: Attention, k: int) -> int:
-    """How many patches the band of the sphere gets."""
+    """Number of patches on the band of the sphere."""
     points = problem("sphere", plan.level)[0]
     cloud = PointCloud(points, points)
     lattice = Lattice(cloud.bounds.mean(0), plan.spacing)
-    band, samples = sampled_band(cloud, Band.build(cloud, lattice, radius), radius)
+    band, samples = band_near_samples(cloud, Band.build(cloud, lattice, radius), radius)
     with torch.no_grad():
         patches = cover_band(band, radius, samples, k, options.patch_spacing, options.margin, options.least_patches)
     return len(patches)
 
 
 TABLES = (
-    *map(_table, TRAINED),
+    *map(_table, TRAINED_ABLATIONS),
     Table("ablation_patches", "Number of patches", ("nmae", "nmaxe", "patches", "seconds"), patch_rows),
 )

@@ -1,7 +1,8 @@
-"""The paper's inverse problem: how strong a source is, from the temperature that it makes, through the solver.
+"""The inverse problem of the paper: recover the strength of a source from its temperature, by gradients of the solver.
 
-A source h s(x) on a torus, s a bump, warms it to u with Lap u - u = -h s; u is given for h = 1, and h is sought from
-0.8. Gradients go through the whole solve; the descent is L-BFGS, 20 evaluations at most.
+A source h s(x) on a torus, where s is a bump, gives the temperature u with Lap u - u = -h s. u is given for h = 1, and
+h is recovered from the start value 0.8. Gradients go through the whole solve. The method is L-BFGS with at most 20
+iterations.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from lamina.paper.baselines.compare import DOMAINS
-from lamina.paper.tables import paper
-from lamina.paper.tables.base import Row, Setting, Table
-from lamina.paper.tables.methods import LABELS
+from lamina.paper.baselines.compare import DOMAIN_OF_METHOD
+from lamina.paper.tables import published_numbers
+from lamina.paper.tables.method_rows import METHOD_LABELS
+from lamina.paper.tables.table import Row, Setting, Table
 from lamina.pde.poisson import poisson
 from lamina.surfaces.analytic import Torus
 
-CASE = "h from 0.8 to 1"
+INVERSE_CASE = "h from 0.8 to 1"
 
 
 def bump(p: Tensor) -> Tensor:
     return torch.exp(-8 * (p - p.new_tensor([1.4, 0.0, 0.0])).square().sum(1))
 
 
-def found(method: str, spacing: float, device: str) -> Row:
+def recovered_strength(method: str, spacing: float, device: str) -> Row:
     start = perf_counter()
-    made, options = DOMAINS[method]
+    made, options = DOMAIN_OF_METHOD[method]
     domain = made(Torus(1.0, 0.4), spacing, device=device, show_progress=False, **options)
 
     def temperature(h: Tensor | float) -> Tensor:
@@ -36,31 +37,44 @@ def found(method: str, spacing: float, device: str) -> Row:
 
     target = temperature(1.0).detach()
     h = torch.tensor(0.8, dtype=torch.float64, device=device, requires_grad=True)
-    descent = torch.optim.LBFGS([h], max_iter=20, tolerance_grad=1e-14, tolerance_change=1e-16)
+    optimiser = torch.optim.LBFGS([h], max_iter=20, tolerance_grad=1e-14, tolerance_change=1e-16)
     scale, calls = float(target.square().sum()), 0
 
     def loss() -> float:
         nonlocal calls
         calls += 1
-        descent.zero_grad()
+        optimiser.zero_grad()
         value = (temperature(h) - target).square().sum() / scale
         value.backward()
         return float(value.detach())
 
-    descent.step(loss)
+    optimiser.step(loss)
     value = float(h.detach())
     return {"h": value, "off": abs(value - 1), "evaluations": calls, "seconds": perf_counter() - start,
             "unknowns": domain.unknowns}  # fmt: skip
 
 
 def rows(setting: Setting) -> list[Row]:
-    made: list[Row] = [{"method": paper.OURS, "case": CASE, "h": paper.INVERSE, "off": paper.INVERSE - 1}]
+    made: list[Row] = [
+        {
+            "method": published_numbers.OURS,
+            "case": INVERSE_CASE,
+            "h": published_numbers.INVERSE,
+            "off": published_numbers.INVERSE - 1,
+        }
+    ]
     for method in ("attention", "closest-point", "trace"):
-        setting.report(0.0, LABELS[method])
+        setting.report(0.0, METHOD_LABELS[method])
         spacing = 0.2 if setting.quick else 0.05
-        made.append({"method": LABELS[method], "case": CASE, **found(method, spacing, setting.device)})
+        made.append(
+            {
+                "method": METHOD_LABELS[method],
+                "case": INVERSE_CASE,
+                **recovered_strength(method, spacing, setting.device),
+            }
+        )
     return made
 
 
-TITLE = "The strength of a source from its temperature"
-TABLES = (Table("inverse", TITLE, ("h", "off", "evaluations", "seconds"), rows),)
+INVERSE_TITLE = "The strength of a source from its temperature"
+TABLES = (Table("inverse", INVERSE_TITLE, ("h", "off", "evaluations", "seconds"), rows),)

@@ -1,4 +1,4 @@
-"""The zero set of a neural field as triangles, from elsewhere than lamina's own geometry: to compare with it."""
+"""The zero set of a neural field as triangles by marching cubes, independent of lamina's own geometry."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lamina.errors import InputError
 from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
 
-COARSE = 64
+COARSE_CELLS = 64  # Cells along a side of the grid on which sign changes are sought before the fine grid is filled.
 
 
 def mean_over_zero_set(surface: Surface, u: Callable[[Tensor], Tensor], cells: int = 256) -> float:
-    """Mean by area of u, a function of points that is linear in space, over the triangles."""
+    """Mean by area of u over the zero set of a field. u is a function of points and linear in space."""
     assert isinstance(surface, Implicit)
     V, F = marching_cubes(surface, cells)
     return mean_over_triangles(torch.from_numpy(on_zero_set(V, surface, cells)[F]), u)
@@ -35,7 +35,9 @@ def mean_over_triangles(corners: Tensor, u: Callable[[Tensor], Tensor]) -> float
 def marching_cubes(surface: Implicit, cells: int, everywhere: bool = False) -> tuple[NDArray, NDArray]:
     """Vertices (n, 3) and triangles (m, 3) of the field on cells^3 cubes of its box.
 
-    Evaluated at all nodes, or near sign changes of 64^3 cells only (Lorensen and Cline 1987, by scikit-image.)"""
+    The field is evaluated at all nodes, or only near sign changes on 64^3 cells (Lorensen and Cline 1987; the code is
+    that of scikit-image).
+    """
     if not find_spec("skimage"):
         raise InputError("Marching cubes needs the package scikit-image; pip install scikit-image.")
     from skimage.measure import marching_cubes as extract  # pyright: ignore[reportMissingImports]
@@ -47,11 +49,16 @@ def marching_cubes(surface: Implicit, cells: int, everywhere: bool = False) -> t
         nodes = np.indices(values.shape).reshape(3, -1).T
         values = _values(phi, nodes, cells, low, high).reshape(values.shape)
     else:
-        coarse = _values(phi, np.indices((COARSE + 1,) * 3).reshape(3, -1).T, COARSE, low, high)
-        inside = coarse.reshape((COARSE + 1,) * 3) < 0
-        corners = np.stack([inside[i : i + COARSE, j : j + COARSE, k : k + COARSE] for i, j, k in np.ndindex(2, 2, 2)])
+        coarse = _values(phi, np.indices((COARSE_CELLS + 1,) * 3).reshape(3, -1).T, COARSE_CELLS, low, high)
+        inside = coarse.reshape((COARSE_CELLS + 1,) * 3) < 0
+        corners = np.stack(
+            [
+                inside[i : i + COARSE_CELLS, j : j + COARSE_CELLS, k : k + COARSE_CELLS]
+                for i, j, k in np.ndindex(2, 2, 2)
+            ]
+        )
         near = binary_dilation(corners.any(0) & ~corners.all(0), np.ones((3, 3, 3)))
-        fine = cells // COARSE
+        fine = cells // COARSE_CELLS
         values = np.where(np.kron(inside[:-1, :-1, :-1], np.ones((fine,) * 3, bool)), np.float32(-1), np.float32(1))
         values = np.pad(values, ((0, 1),) * 3, mode="edge")
         wanted = np.zeros(values.shape, bool)
@@ -64,10 +71,10 @@ def marching_cubes(surface: Implicit, cells: int, everywhere: bool = False) -> t
 
 
 def on_zero_set(V: NDArray, surface: Implicit, cells: int) -> NDArray:
-    """Vertices V (n, 3) of marching cubes moved along their edges of the grid to where phi vanishes, by bisection.
+    """Vertices V (n, 3) of marching cubes, moved along their grid edges to the zeros of phi by bisection.
 
-    Marching cubes puts them where a function linear along the edge would. Where phi is flat near its zeros and steep
-    beyond, as some networks are, that is wrong by a third of a cell however small the cells, and the area too large.
+    Marching cubes assumes that phi is linear along an edge. Some networks are flat near their zeros and steep beyond.
+    For them the vertices are off by a third of a cell, however small the cells, and the area is too large.
     """
     low, high = surface.box
     place = (torch.from_numpy(V) - low) / (high - low) * cells

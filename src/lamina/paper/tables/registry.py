@@ -1,4 +1,4 @@
-"""All tables, and how one is run."""
+"""All tables, and the function that runs one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from lamina.io.export import atomic_write
 from lamina.paper.tables import ablations, dirichlet, inverse, meshes, representations, spheres
-from lamina.paper.tables.base import Row, Setting, Table
-from lamina.paper.tables.results import circumstances, read_rows, write_results
+from lamina.paper.tables.result_files import circumstances, read_rows, write_results
+from lamina.paper.tables.table import Row, Setting, Table
 
-MODULES = (spheres, representations, meshes, dirichlet, inverse, ablations)
-TABLES: dict[str, Table] = {table.name: table for module in MODULES for table in module.TABLES}
+TABLE_MODULES = (spheres, representations, meshes, dirichlet, inverse, ablations)
+TABLES: dict[str, Table] = {table.name: table for module in TABLE_MODULES for table in module.TABLES}
 
 
 def run(table: Table, setting: Setting, folder: Path, command: str) -> list[Row]:

@@ -1,4 +1,4 @@
-"""One page with every table: figures, pictures, convergence plots, commands. It needs nothing but itself."""
+"""One self-contained HTML page with every table: figures, pictures, convergence plots, commands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from lamina.paper.tables.base import Row, Table
-from lamina.paper.tables.definitions import as_html
+from lamina.paper.tables.grids import as_html
+from lamina.paper.tables.table import Row, Table
 from lamina.view.charts import plot_convergence
 
-STYLE = """
+PAGE_STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#22252b;background:#fff}
 h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:3rem;border-top:1px solid #ddd;padding-top:1rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0;font-size:.86rem}
@@ -28,7 +28,7 @@ tr.lamina{background:#1c2733}th,td{border-color:#333}code{background:#26272c}.fa
 
 
 def page(folder: Path, tables: Iterable[Table]) -> str:
-    """The HTML page of the results in folder/<table>/results.json; tables without results are named as missing."""
+    """The HTML page of the results in folder/<table>/results.json. Tables without results are listed as not run."""
     parts, links, missing = [], [], []
     for table in tables:
         file = folder / table.name / "results.json"
@@ -43,7 +43,7 @@ def page(folder: Path, tables: Iterable[Table]) -> str:
         rest = "<p>Not run: " + ", ".join(html.escape(t.name) for t in missing) + ".</p>"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>lamina: the paper's tables</title><style>{STYLE}</style></head><body>
+<title>lamina: the paper's tables</title><style>{PAGE_STYLE}</style></head><body>
 <h1>The tables of the paper, and lamina beside them</h1>
 <p>Every table of Welschinger, Liu, Wang and Mitra, "Learning to Solve PDEs on Neural Shape Representations" (CVPR
 2026), with rows of the paper's own numbers, of its method as lamina has it ("lamina attention"), of lamina's own

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from scipy.spatial import ConvexHull
 
-from lamina.paper.tables.methods import Shape
+from lamina.paper.tables.method_rows import Shape
 
 
 def fibonacci(count: int) -> np.ndarray:
-    """Points (count, 3) along a spiral with the golden angle, each with the same area to itself."""
+    """Points (count, 3) along a spiral with the golden angle. Every point has the same area."""
     i = np.arange(count)
     z = 1 - (2 * i + 1) / count
     angle = i * math.pi * (3 - math.sqrt(5))
@@ -21,7 +21,7 @@ def fibonacci(count: int) -> np.ndarray:
 
 
 def random(count: int, seed: int) -> np.ndarray:
-    """Normal in space, brought onto the sphere: uniform and independent."""
+    """Independent uniform points: normal in space, projected to the sphere."""
     return _on_sphere(np.random.default_rng(seed).normal(size=(count, 3)))
 
 
@@ -32,7 +32,7 @@ def jittered(count: int, seed: int, share: float = 0.25) -> np.ndarray:
 
 
 def blue_noise(count: int, seed: int, candidates: int = 10) -> np.ndarray:
-    """Farthest points of a random set `candidates` times as large, one after the other."""
+    """Farthest-point sampling of a random set that is `candidates` times as large."""
     pool = random(candidates * count, seed)
     chosen = np.empty(count, dtype=np.int64)
     chosen[0], distance = 0, np.full(len(pool), np.inf)

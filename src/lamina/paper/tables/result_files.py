@@ -1,4 +1,4 @@
-"""What a run leaves: results.json with the machine, versions, date and command, and table.md."""
+"""The files of a run: results.json with machine, versions, date and command, and table.md."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from lamina.io.export import atomic_write
-from lamina.paper.tables.base import Row, Setting, Table
-from lamina.paper.tables.definitions import markdown
-from lamina.paper.tables.record import machine, now, plain, versions
+from lamina.paper.tables.grids import markdown
+from lamina.paper.tables.provenance import machine, now, plain, versions
+from lamina.paper.tables.table import Row, Setting, Table
 
 
 def circumstances(command: str, **more: Any) -> dict[str, Any]:
-    """Machine, versions, date and command. To be asked for before a run, whose own load spoils no times."""
+    """Machine, versions, date and command. Call it before a run, whose own load would be recorded otherwise."""
     return {"date": now(), "command": command, **more, "machine": machine(), "versions": versions()}
 
 
 def write_results(folder: Path, table: Table, rows: list[Row], about: dict[str, Any]) -> list[Row]:
-    """Write results.json and table.md into folder/<name of the table>; the rows as they were written."""
-    place = folder / table.name
-    place.mkdir(parents=True, exist_ok=True)
+    """Write results.json and table.md into folder/<name of the table>. Returns the rows as written."""
+    own = folder / table.name
+    own.mkdir(parents=True, exist_ok=True)
     rows = plain(rows)
     document = {"table": table.name, "title": table.title, **plain(about), "rows": rows}
     table_text = markdown(table, rows, quick=bool(about.get("quick")))
     for name, text in (("results.json", json.dumps(document, indent=1) + "\n"), ("table.md", table_text)):
-        atomic_write(place / name, lambda file, text=text: file.write(text.encode()))
+        atomic_write(own / name, lambda file, text=text: file.write(text.encode()))
     return rows
 
 
 def read_rows(folder: Path, name: str, setting: Setting) -> list[Row]:
-    """The rows of an earlier run of a table in the same setting; none where there was none."""
+    """The rows of an earlier run of a table in the same setting; empty if there was none."""
     path = folder / name / "results.json"
     if not path.exists():
         return []

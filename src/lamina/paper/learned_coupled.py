@@ -1,10 +1,10 @@
 """The coupled scheme with a learned extension: A u = E L u - gamma (I - E) u on the band of the shell scheme.
 
-As in `coupled`, but E mixes all nodes of a patch, those at the edge of the band too, so L must mean something there:
-it is the Laplacian of the shell scheme, without flux through the edge. A convex combination E of nearby values is
-itself a diffusion, I - E of order dx^2, and the second term adds it to the Laplacian, whatever the spacing: the scheme
-does not converge to the surface's solution (docs/attention.md has figures). It is here to compare extensions in one
-scheme. Flexible GMRES, preconditioned by the V-cycle of L.
+As in `coupled.py`, but here E mixes all nodes of a patch, including those at the edge of the band. So L must be defined
+there too: it is the Laplacian of the shell scheme, without flux through the edge. A convex combination E of nearby
+values is itself a diffusion: I - E is of order dx^2. The second term adds this diffusion to the Laplacian at every
+spacing, so that the scheme does not converge to the solution on the surface (docs/attention.md has figures). The scheme
+is here to compare extensions within one scheme. The solver is flexible GMRES, preconditioned by the V-cycle of L.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lamina.linear.adjoint import System, solve
 from lamina.linear.krylov import KrylovResult, fgmres
-from lamina.paper.coupled_levels import PENALTY
+from lamina.paper.coupled_levels import NORMAL_PENALTY
 from lamina.paper.shell import Shell
 from lamina.spaces.scheme import Report, Shift
 
@@ -28,7 +28,7 @@ class LearnedCoupled(Shell):
 
     @property
     def gamma(self) -> float:
-        return PENALTY / self.spacing**2
+        return NORMAL_PENALTY / self.spacing**2
 
     def apply(self, u: Tensor) -> Tensor:
         """A u = E (L u + gamma u) - gamma u."""
@@ -43,7 +43,7 @@ class LearnedCoupled(Shell):
     def solve(
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None
     ) -> KrylovResult:
-        """GMRES on A - shift I; for shift 0 up to a constant a component, g made compatible."""
+        """GMRES on A - shift I. For shift 0, u is up to a constant on each component and g is made compatible."""
         c = float(shift.detach() if isinstance(shift, Tensor) else shift)
         mean, cycle = self._shifted.levels(c)[0].mean, self._shifted.cycle(c)
 
@@ -68,7 +68,7 @@ class LearnedCoupled(Shell):
         shifts = (shift,) if isinstance(shift, Tensor) else ()
 
         def by_entries(v: Tensor, u: Tensor) -> list[Tensor]:
-            found = [-self.extension.pairs(v, self._carried(u))] if entries else []
+            found = [-self.extension.outer_at_entries(v, self._carried(u))] if entries else []
             return [*found, (v * u).sum()] if shifts else found
 
         begin = None if start is None else start.detach()

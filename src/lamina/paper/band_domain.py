@@ -1,11 +1,11 @@
-"""Domains of the closest-point schemes: the paper's, and the textbook's. They are what lamina is compared with.
+"""Domains of the closest-point schemes: that of the paper and that of textbooks. lamina is compared with them.
 
 | scheme | what it is |
 |---|---|
 | coupled | A u = E L u - gamma (I - E) u, of order 2 or 4 on smooth closed surfaces (`coupled.py`) |
-| shell | the 7-point Laplacian on the band, with a field that is extended first: the paper's (`shell.py`) |
+| shell | the paper's: the field is extended first, then the 7-point Laplacian is applied on the band (`shell.py`) |
 
-Either takes the exact extension, from closest points, or the network of the CVPR 2026 paper (`attention.py`).
+Both work with the exact extension from closest points and with the network of the CVPR 2026 paper (`attention.py`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from lamina.expression import as_data
 from lamina.grid.band import Band, band_radius
 from lamina.grid.cut import cut_surface
 from lamina.grid.cut_surface import CutSurface
-from lamina.grid.sizing import Needs
-from lamina.paper.attention import Attention, attention_extension, sampled_band
-from lamina.paper.conditions import on_coupled
+from lamina.grid.sizing import GridRequirements
+from lamina.paper.attention import Attention, attention_extension, band_near_samples
 from lamina.paper.constant_diffusivity import ConstantDiffusivity
 from lamina.paper.coupled import Coupled
-from lamina.paper.explicit import clamp, explicit_euler
+from lamina.paper.explicit_euler import clamp, explicit_euler
 from lamina.paper.interpolation import Lines, interpolation
-from lamina.paper.learned import LearnedCoupled
+from lamina.paper.learned_coupled import LearnedCoupled
 from lamina.paper.patches import safe_radius
-from lamina.paper.shell import CUBIC_RADIUS, READOUTS, Shell
+from lamina.paper.rim_conditions import coupled_problem
+from lamina.paper.shell import MIN_CUBIC_RADIUS, READOUTS, Shell
 from lamina.pde.boundary import pose, what_needs_cells
 from lamina.pde.conditions import Condition, checked
 from lamina.pde.heat import explicit_steps
@@ -47,19 +47,27 @@ from lamina.progress import Update, progress
 from lamina.spaces.scheme import Scheme
 from lamina.surfaces.base import Surface
 
-SCHEMES = ("coupled", "shell")
-ORDERS = {"coupled": (2, 4), "shell": (2,)}
-SMOOTH = ("analytic", "implicit", "spherical map")  # where the coupled scheme is of order 4 unless asked otherwise
-SHELL_RADIUS = 4.5  # eps / dx unless asked otherwise: that of the learned extension, for comparison
-ENTRIES_LEARNED, BYTES_LEARNED = 1200, 30_000  # of the learned extension: about a thousand entries a row
-# The coupled band must not meet itself. Both bands join sheets, so that few samples on thin parts, more than stray
-# ones, do harm.
-NEEDS = {
-    name: Needs(
-        cells=40, density=2 * clearance, bytes=2600, clearance=clearance, thin_share=0.002,
+BAND_SCHEMES = ("coupled", "shell")
+ORDERS_OF_SCHEME = {"coupled": (2, 4), "shell": (2,)}
+# On these smooth surfaces the coupled scheme has order 4 by default, on all others order 2.
+FOURTH_ORDER_REPRESENTATIONS = ("analytic", "implicit", "spherical map")
+DEFAULT_SHELL_RADIUS = 4.5  # eps / dx by default. It is that of the learned extension, so that both can be compared.
+# Entries in a row and peak memory for each node with the learned extension. Rows have about a thousand entries. A grid
+# that does not fit into memory is refused by these numbers.
+LEARNED_ENTRIES_PER_NODE = 1200
+LEARNED_BYTES_PER_NODE = 30_000
+BAND_BYTES_PER_NODE = 2600  # Peak memory for each node without the learned extension, in double precision.
+DEFAULT_BAND_CELLS = 40  # Cells along the longest side of the surface, unless thin parts or samples need others.
+# Sheets that are closer than the band is thick are joined. A warning says so if more than this share of the samples
+# lies on parts that are so thin: a few samples on a thin part do harm, stray samples are fewer still.
+MAX_THIN_SHARE_OF_BAND = 0.002
+BAND_NEEDS = {
+    name: GridRequirements(
+        cells=DEFAULT_BAND_CELLS, density=2 * clearance, bytes=BAND_BYTES_PER_NODE, clearance=clearance,
+        thin_share=MAX_THIN_SHARE_OF_BAND,
         effect="sheets there may be joined", follows_samples=name != "shell",
     )
-    for name, clearance in (("coupled", band_radius(1.0, 1, 2)), ("shell", SHELL_RADIUS))
+    for name, clearance in (("coupled", band_radius(1.0, 1, 2)), ("shell", DEFAULT_SHELL_RADIUS))
 }  # fmt: skip
 
 
@@ -140,14 +148,14 @@ class BandDomain(Domain):
         scheme = cast(str, scheme)
         _check(scheme, order, learned, band_radius, readout, rim_order)
         start = time.perf_counter()
-        # The network sees samples and nodes alone; closest points of samples are then asked of nobody.
+        # The network sees only samples and nodes: no reconstruction is built for its closest points.
         named = "attention" if learned else cast(str, extension)
         self._take(surface, spacing, nodes, named, reconstruction, origin, device, dtype)
         self.order = order or (4 if scheme == "coupled" and self._is_smooth(learned) else 2)
         self.order_reason = "asked for" if order else "the default of this scheme"
-        needs = NEEDS[scheme]
+        needs = BAND_NEEDS[scheme]
         if learned is not None:
-            needs = replace(needs, entries=ENTRIES_LEARNED, bytes=BYTES_LEARNED)
+            needs = replace(needs, entries=LEARNED_ENTRIES_PER_NODE, bytes=LEARNED_BYTES_PER_NODE)
         self._place(needs, spacing, nodes, shift=False)
         if band_radius is not None:
             clearance = band_radius / self.spacing
@@ -171,7 +179,7 @@ class BandDomain(Domain):
         self._finish(start, built)
 
     def _is_smooth(self, learned: Attention | None) -> bool:
-        return learned is None and self.geometry.representation in SMOOTH
+        return learned is None and self.geometry.representation in FOURTH_ORDER_REPRESENTATIONS
 
     def _on_band(
         self, scheme: str, learned: Attention | None, radius: float | None, readout: str, update: Update
@@ -179,9 +187,9 @@ class BandDomain(Domain):
         made: Any = Shell if scheme == "shell" else LearnedCoupled
         lattice, geometry = self.lattice, self.geometry
         network = None if learned is None else learned.network()
-        default = lattice.spacing * (SHELL_RADIUS if network is None else safe_radius(network.config.k))
+        default = lattice.spacing * (DEFAULT_SHELL_RADIUS if network is None else safe_radius(network.config.k))
         radius = default if radius is None else float(radius)
-        least = CUBIC_RADIUS if learned is None else 3**0.5
+        least = MIN_CUBIC_RADIUS if learned is None else 3**0.5
         if not radius >= least * lattice.spacing * (1 - 1e-9):
             raise InputError(
                 f"band_radius {radius:g} is too small for stencils of spacing {lattice.spacing:g}; use at least "
@@ -192,7 +200,7 @@ class BandDomain(Domain):
         if learned is None or network is None:
             E = interpolation(band, band.feet.points, band.component, Lines.NONE)
             return made(band, E, False, geometry.component_count, update, readout=readout), []
-        band, samples = sampled_band(geometry, band, radius)
+        band, samples = band_near_samples(geometry, band, radius)
         found = attention_extension(band, radius, samples, learned, network, update)
         return made(band, found.matrix, True, geometry.component_count, update, readout=readout), found.warnings
 
@@ -214,23 +222,23 @@ class BandDomain(Domain):
 
 
 @pose.register
-def band_pose(
+def band_problem(
     domain: BandDomain,
     conditions: Sequence[Condition] | Condition | None,
     diffusivity: Diffusivity | None,
     screening: Coefficient | None = None,
 ) -> Problem:
-    """What a band's scheme keeps by itself: conditions on rims, a diffusivity that is a number."""
-    asked = checked(conditions)
+    """The problems that a band's scheme can solve: conditions on rims, a constant diffusivity."""
+    given = checked(conditions)
     diffusivity = None if diffusivity is None else as_data(diffusivity, "the diffusivity")
     scheme: Any = domain.scheme
-    if screening is None and not asked:
+    if screening is None and not given:
         if diffusivity is None:
             return Problem(domain, scheme)
         if isinstance(scheme, Coupled) and is_number(diffusivity):
             return Problem(domain, cast(Scheme, ConstantDiffusivity(scheme, positive_number(diffusivity))))
-    if asked and screening is None and diffusivity is None and isinstance(scheme, Coupled):
-        found = on_coupled(domain, scheme, asked)
+    if given and screening is None and diffusivity is None and isinstance(scheme, Coupled):
+        found = coupled_problem(domain, scheme, given)
         if found is not None:
             return found
     raise baseline_refuses(domain, what_needs_cells(diffusivity, screening))
@@ -244,12 +252,13 @@ def band_explicit_steps(domain: BandDomain, conditions: Sequence[Condition] | Co
 def _check(
     scheme: str, order: int | None, learned: Attention | None, radius: float | None, readout: str, rim_order: int
 ) -> None:
-    if scheme not in SCHEMES:
-        raise InputError(f"Unknown scheme {scheme!r}; known: {', '.join(SCHEMES)}.")
-    if order is not None and order not in ORDERS[scheme]:
-        raise InputError(f'scheme="{scheme}" is of order {" or ".join(map(str, ORDERS[scheme]))}, got {order!r}.')
+    if scheme not in BAND_SCHEMES:
+        raise InputError(f"Unknown scheme {scheme!r}; known: {', '.join(BAND_SCHEMES)}.")
+    if order is not None and order not in ORDERS_OF_SCHEME[scheme]:
+        known = " or ".join(map(str, ORDERS_OF_SCHEME[scheme]))
+        raise InputError(f'scheme="{scheme}" has order {known}, got {order!r}.')
     if learned is not None and order == 4:
-        raise InputError('extension="attention" is of order 2 at most; use order=2, or another extension.')
+        raise InputError('extension="attention" has order 2 at most; use order=2, or another extension.')
     if readout not in READOUTS:
         raise InputError(f"Unknown readout {readout!r}; known: {', '.join(READOUTS)}.")
     if rim_order not in (1, 2):
@@ -257,4 +266,4 @@ def _check(
     if radius is not None:
         positive("band_radius", radius)
     if scheme != "shell" and learned is None and (radius is not None or readout != "interpolation"):
-        raise InputError(f'band_radius and readout belong to scheme="shell"; this is {scheme}.')
+        raise InputError(f'band_radius and readout are options of scheme="shell"; this is {scheme}: leave them out.')

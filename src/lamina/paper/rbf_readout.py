@@ -9,16 +9,17 @@ from lamina.errors import InputError
 from lamina.grid.band import Band
 from lamina.linear.assembly import rows_to_csr
 
-NEIGHBOURS = 32
-# s / dx. Largest error at dx = 0.05 of a smooth function of size 1 on the unit sphere, and condition of G, m = 32:
+RBF_NEIGHBOURS = 32  # Nodes that a value is interpolated from; the paper does not say how many it takes.
+# Width s of the Gaussians over dx. Wider Gaussians are more accurate and G is worse conditioned. For a smooth function
+# of size 1 on the unit sphere, with dx = 0.05 and m = 32, the largest error and the condition of G are:
 # s = 0.75: 7.6e-3, 5e1; 1: 5.0e-3, 9e2; 1.5: 2.6e-3, 9e4; 2: 1.6e-3, 3e6; 3: 7.2e-4, 4e8 (trilinear 2.6e-3).
-WIDTH = 1.5
-REACH = 2  # nodes an axis on either side of the point's cell, among which the nearest are sought
-CHUNK = {"cpu": 2**11, "cuda": 2**15}  # points at a time: some 20 kB each
+RBF_WIDTH = 1.5
+RBF_REACH = 2  # The nearest nodes are sought up to this many nodes beyond the cell of the point, along each axis.
+RBF_CHUNK = {"cpu": 2**11, "cuda": 2**15}  # points at a time; each takes about 20 kB
 
 
 def rbf_matrix(
-    band: Band, points: Tensor, component: Tensor, *, neighbours: int = NEIGHBOURS, width: float = WIDTH
+    band: Band, points: Tensor, component: Tensor, *, neighbours: int = RBF_NEIGHBOURS, width: float = RBF_WIDTH
 ) -> Tensor:
     """CSR matrix (n, nodes) of Gaussian interpolation at points (n, 3) from the nearest nodes of their component (n,).
 
@@ -28,9 +29,9 @@ def rbf_matrix(
         [ G  1 ] [ w ]   [ g ]
         [ 1' 0 ] [ l ] = [ 1 ],
 
-    so that constants are reproduced and, on a node, its value. Linear functions are not: the error is of first order
-    with s / dx fixed. neighbours m: at most 216, those within REACH nodes of the point's cell; where the band has fewer
-    there, as many as it has. The weights are computed in double precision whatever that of the points.
+    so that constants are reproduced, and at a node its value. Linear functions are not reproduced: with s / dx fixed
+    the error is of first order. neighbours m: at most 216, the nodes within RBF_REACH nodes of the cell of the point.
+    If the band has fewer there, all are taken. Weights are computed in double precision, whatever that of the points.
 
     Raises InputError for points with no node of their component near them, and for a bad m or s.
     """
@@ -42,7 +43,7 @@ def rbf_matrix(
     kernel = torch.exp(-0.5 / width**2 * (box[:, None] - box).square().sum(2).double())  # (216, 216)
     index = torch.empty(len(points), neighbours, dtype=torch.int32, device=points.device)
     weights = torch.empty(len(points), neighbours, dtype=points.dtype, device=points.device)
-    size = CHUNK[points.device.type]
+    size = RBF_CHUNK[points.device.type]
     for i in range(0, len(points), size):
         rows = slice(i, i + size)
         coordinate = ((points[rows] - band.lattice.origin) / band.spacing).double()
@@ -58,19 +59,19 @@ def rbf_matrix(
 
 
 def _nearest(square: Tensor, count: int) -> Tensor:
-    """Places (n, count) of the least of the squared distances (n, 216), the first of those equal but for rounding."""
+    """Indices (n, count) of the smallest squared distances (n, 216), the first of those equal up to rounding."""
     first = torch.arange(square.shape[1], device=square.device) / 256
     return (torch.round(square * 2**20) + first).topk(count, 1, largest=False).indices
 
 
 def _weights(kernel: Tensor, near: Tensor, square: Tensor, width: float) -> Tensor:
-    """Weights (n, m) of the nodes at places near (n, m) of the box, 0 where the squared distance is infinite."""
+    """Weights (n, m) of the nodes with indices near (n, m) in the box; 0 where the squared distance is infinite."""
     absent = square.isinf()
     G = kernel[near[:, :, None], near[:, None, :]]
     G.masked_fill_(absent[:, :, None] | absent[:, None, :], 0.0)
     G.diagonal(dim1=1, dim2=2).fill_(1.0)
     right = torch.stack([torch.exp(-0.5 / width**2 * square), (~absent).to(G)], 2)
-    # w = G^-1 g - l G^-1 1, with l such that the weights sum to one.
+    # w = G^-1 g - l G^-1 1, where l makes the weights sum to one.
     a, b = torch.linalg.solve(G, right).unbind(2)
     return a + b * ((1 - a.sum(1, keepdim=True)) / b.sum(1, keepdim=True))
 
@@ -86,5 +87,5 @@ def _require_some(node: Tensor, band: Band) -> None:
 
 def _box(device: torch.device) -> Tensor:
     """Offsets (216, 3) int64 from the cell's first corner."""
-    side = torch.arange(-REACH, REACH + 2, device=device)
+    side = torch.arange(-RBF_REACH, RBF_REACH + 2, device=device)
     return torch.stack(torch.meshgrid(side, side, side, indexing="ij"), -1).reshape(-1, 3)

@@ -1,12 +1,12 @@
-"""The rows of GINO, which is trained apart, on a GPU (experiments/furniture/train_gino.py)."""
+"""The rows of GINO. It is trained separately, on a GPU (experiments/furniture/train_gino.py)."""
 
 from __future__ import annotations
 
 import json
 
-from lamina.paper.tables.base import Row, Setting
+from lamina.paper.tables.table import Row, Setting
 
-NAMES = {"spike": "GINO, trained on the Spike", "overfitted": "GINO, trained on these shapes"}
+GINO_LABELS = {"spike": "GINO, trained on the Spike", "overfitted": "GINO, trained on these shapes"}
 
 
 def gino_rows(setting: Setting, table: str) -> list[Row]:
@@ -18,7 +18,7 @@ def gino_rows(setting: Setting, table: str) -> list[Row]:
     for network, found in json.loads(path.read_text())["figures"]["networks"].items():
         kind, frequency = network.split("-")
         for letter, nrmse in found["nrmse"].items():
-            row = {"method": NAMES[kind], "nrmse": nrmse, "nrmse_of_zero": found["zero"][letter]}
+            row = {"method": GINO_LABELS[kind], "nrmse": nrmse, "nrmse_of_zero": found["zero"][letter]}
             if table == "furniture" and frequency == "1":
                 made.append({**row, "case": letter})
             if table == "frequency" and letter == "A":

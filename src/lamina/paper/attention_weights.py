@@ -1,4 +1,4 @@
-"""The weights of the attention network, in files and as they come with lamina."""
+"""Weights of the attention network: files, and the network that lamina ships."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from lamina.io.safetensor_files import load_tensors, save_tensors
 from lamina.io.torch_files import read_checkpoint
 from lamina.paper.attention_network import AttentionNetwork, NetworkConfig, from_authors
 
-SHIPPED = "attention.safetensors"
-FORMAT = "lamina attention network 1"
+SHIPPED_ATTENTION = "attention.safetensors"
+ATTENTION_FORMAT = "lamina attention network 1"
 
 
 def save_network(path: str | Path, network: AttentionNetwork, **notes: Any) -> Path:
-    """Write a network with its configuration, and notes that say where it came from."""
-    return save_tensors(path, network.state_dict(), {"format": FORMAT, "config": network.config.as_dict(), **notes})
+    """Write a network with its configuration, and notes on its origin."""
+    return save_tensors(
+        path, network.state_dict(), {"format": ATTENTION_FORMAT, "config": network.config.as_dict(), **notes}
+    )
 
 
 def load_network(path: str | Path) -> AttentionNetwork:
@@ -36,8 +38,10 @@ def load_network(path: str | Path) -> AttentionNetwork:
 
 
 def network_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], path: str | Path) -> AttentionNetwork:
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{path} holds no attention network but {metadata.get('format', 'something unnamed')!r}.")
+    if metadata.get("format") != ATTENTION_FORMAT:
+        raise InputError(
+            f"{path} is not a file of an attention network; its format is {metadata.get('format', 'unknown')!r}."
+        )
     try:
         network = AttentionNetwork(NetworkConfig(**metadata["config"]))
         network.load_state_dict({key: tensors[key] for key in network.state_dict()})
@@ -47,14 +51,14 @@ def network_from(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], pat
 
 
 def shipped_network() -> AttentionNetwork:
-    """The network that comes with lamina, trained on the Spike by `lamina train`."""
-    with resources.as_file(resources.files("lamina.paper") / SHIPPED) as path:
+    """The network that lamina ships, trained on the Spike by `lamina paper train`."""
+    with resources.as_file(resources.files("lamina.paper") / SHIPPED_ATTENTION) as path:
         return load_network(path).requires_grad_(False)
 
 
 def _plain_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise InputError(f"there is no file {path}; expected the weights of an attention network.")
+        raise InputError(f"there is no file {path}; give a file with the weights of an attention network.")
     try:
         if path.suffix == ".npz":
             return {key: torch.from_numpy(value.copy()) for key, value in read_npz(path)[0].items()}

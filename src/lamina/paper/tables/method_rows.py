@@ -1,4 +1,4 @@
-"""The rows of the tables: a method by its name, on a shape in the form that it takes, with its errors and its time."""
+"""Rows of the tables: a method by its name on a shape, with its errors and its time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from lamina.baselines import Answer, solve
 from lamina.errors import InputError, SolveError
 from lamina.metrics import aligned, errors
-from lamina.paper.tables.base import Row, Setting
+from lamina.paper.tables.table import Row, Setting
 from lamina.surfaces.base import Surface
 from lamina.surfaces.files import load
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
 
-LABELS = {
+METHOD_LABELS = {
     "attention": "lamina attention (the paper's method)",
     "neural": "lamina neural",
     "closest-point": "lamina coupled",
@@ -29,12 +29,12 @@ LABELS = {
     "cpm": "CPM, the paper's setting",
     "cpm-coupled": "CPM, textbook (coupled)",
 }
-SPACING = 0.05  # the paper's
+PAPER_SPACING = 0.05  # grid spacing of the paper
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A triangle mesh by its arrays, so that every method starts from a surface that nothing is known of yet."""
+    """The arrays of a triangle mesh. Every method makes a new surface from them, so that nothing is shared."""
 
     name: str
     V: Tensor  # (n, 3)
@@ -50,14 +50,14 @@ class Shape:
 
 
 def shape_of(mesh: Surface, name: str) -> Shape:
-    """Raises InputError for a surface without triangles."""
+    """The arrays of a mesh. Raises InputError for a surface without triangles."""
     if mesh.faces is None:
         raise InputError(f"{name} has no triangles; a mesh is needed here.")
     return Shape(name, mesh.points, mesh.faces, mesh.normals, mesh.component)
 
 
 def read(setting: Setting, file: str, *, scaled: bool = False) -> Shape:
-    """A mesh of the evaluation shapes; scaled: moved to the origin, its longest half-extent 1."""
+    """A mesh of the evaluation shapes. scaled: centre it at the origin and scale its longest half-extent to 1."""
     found = shape_of(load(setting.file(file)), file.rsplit("/", 1)[-1].removesuffix(".ply"))
     if not scaled:
         return found
@@ -67,8 +67,8 @@ def read(setting: Setting, file: str, *, scaled: bool = False) -> Shape:
 
 
 def label(method: str, spacing: float | None = None) -> str:
-    named = LABELS[method]
-    return named if spacing in (None, SPACING) else f"{named}, spacing {spacing:g}"
+    named = METHOD_LABELS[method]
+    return named if spacing in (None, PAPER_SPACING) else f"{named}, spacing {spacing:g}"
 
 
 def poisson_row(
@@ -79,14 +79,14 @@ def poisson_row(
     setting: Setting,
     *,
     case: str,
-    spacing: float | None = SPACING,
+    spacing: float | None = PAPER_SPACING,
     component: Tensor | None = None,
     keep: dict[str, Tensor] | None = None,
     order: int | None = None,
 ) -> Row:
     """Lap u = f by one method, its errors against exact (n,) at the surface's points, and the seconds it took.
 
-    A method that fails gives a row that says so. keep: takes the values, under the row's method.
+    If the method fails, the row has the reason. keep: gets the values, under the name of the method.
     """
     row: Row = {"method": label(method, None if method.startswith("fem") else spacing), "case": case}
     setting.report(0.0, f"{case}: {row['method']}")
@@ -99,7 +99,7 @@ def poisson_row(
 
 
 def fitted_error(values: Tensor, exact: Any, component: Tensor | None = None) -> float:
-    """NRMSE of the multiple of the values that is nearest to exact: what is left when the amplitude does not count."""
+    """NRMSE of the multiple of the values that is nearest to exact: the error without that of the amplitude."""
     u, v = aligned(values, torch.zeros_like(values), component), aligned(exact, torch.zeros_like(values), component)
     return errors(u * float(u @ v) / float(u @ u), v).nrmse
 

@@ -1,4 +1,4 @@
-"""Training data: patches of a surface's band with their closest points."""
+"""Training data of the attention network: patches of bands with their closest points."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from lamina.geometry.lattice import Lattice
 from lamina.grid.band import Band
 from lamina.grid.sizing import check_spacing
 from lamina.learn.fit_data import random_rotations
-from lamina.paper.attention import cover_band, sampled_band
+from lamina.paper.attention import band_near_samples, cover_band
 from lamina.paper.attention_network import NetworkConfig
 from lamina.paper.patches import Patches, localise
 from lamina.surfaces.base import Surface
 
-DEGREE = 5
+MONOMIAL_DEGREE = 5  # The paper trains on all monomials up to this degree.
 
 
 @dataclass(frozen=True)
 class PatchData:
-    """p patches of k nodes, in space and in their frames; samples listed patch after patch, as in `Patches`."""
+    """p patches of k nodes, in space and in their frames. Samples are listed patch after patch, as in `Patches`."""
 
     nodes: Tensor  # (p, k, 3) in space
     feet: Tensor  # (p, k, 3) the closest points of the nodes, in space
     local_nodes: Tensor  # (p, k, 3) in the frames
     local_normals: Tensor  # (p, k, 3) normals at the closest points, in the frames
     features: Tensor  # (s, f) of the samples, in the frames
-    first: Tensor  # (p,) int64, where the samples of a patch begin
-    count: Tensor  # (p,) int64, and how many they are
+    first: Tensor  # (p,) int64, the first sample of each patch
+    count: Tensor  # (p,) int64, the number of its samples
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -41,10 +41,10 @@ class PatchData:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one training step sees of some patches."""
+    """The patches of one training step."""
 
-    nodes: Tensor  # (b, k, 3), turned in space: where functions are evaluated
-    feet: Tensor  # (b, k, 3), turned likewise
+    nodes: Tensor  # (b, k, 3), rotated in space: where functions are evaluated
+    feet: Tensor  # (b, k, 3), rotated likewise
     local_nodes: Tensor  # (b, k, 3)
     local_normals: Tensor  # (b, k, 3)
     features: Tensor  # (b, s, f)
@@ -61,9 +61,9 @@ def patch_data(
     patch_spacing: float = 0.27,
     margin: float = 0.5,
 ) -> PatchData:
-    """Patches of the band of given radius on `grids` lattices, each with the surface at a random place on it.
+    """Patches of the band of given radius on `grids` lattices with random offsets.
 
-    Functions are monomials about the origin: the surface should lie around it and have a size of about 1.
+    Functions are monomials about the origin: the surface should lie around the origin and have a size of about 1.
     """
     check_spacing(surface, config.spacing)
     generator = torch.Generator().manual_seed(seed)
@@ -71,13 +71,13 @@ def patch_data(
     for _ in range(grids):
         shift = torch.rand(3, generator=generator, dtype=torch.float64).to(surface.points)
         lattice = Lattice(surface.bounds.mean(0) + config.spacing * shift, config.spacing)
-        band, samples = sampled_band(surface, Band.build(surface, lattice, radius), radius)
+        band, samples = band_near_samples(surface, Band.build(surface, lattice, radius), radius)
         patches = cover_band(band, radius, samples, config.k, patch_spacing, margin)
-        parts.append(_arrays(patches, lattice.position(band.ijk), band, samples.features, config))
-    return _joined(parts)
+        parts.append(_patch_arrays(patches, lattice.position(band.ijk), band, samples.features, config))
+    return _concatenated(parts)
 
 
-def _arrays(
+def _patch_arrays(
     patches: Patches, positions: Tensor, band: Band, surface: SurfaceFeatures, config: NetworkConfig
 ) -> PatchData:
     local = localise(patches, positions, surface, 1.0)
@@ -94,7 +94,7 @@ def _arrays(
     )
 
 
-def _joined(parts: list[PatchData]) -> PatchData:
+def _concatenated(parts: list[PatchData]) -> PatchData:
     shifts = [0]
     for part in parts[:-1]:
         shifts.append(shifts[-1] + len(part.features))
@@ -104,11 +104,12 @@ def _joined(parts: list[PatchData]) -> PatchData:
 
 
 def draw(data: PatchData, which: Tensor, samples: int, generator: torch.Generator) -> Batch:
-    """Patches which (b,), each turned in space at random and, one in two, about its normal; some of its samples.
+    """Patches which (b,), each rotated at random in space and, with probability 1/2, about its normal.
 
-    The rotation in space gives every patch other functions; that about the normal teaches that at umbilics the
-    directions t1, t2 mean nothing. samples: how many a patch, drawn with repetition, so that their mean has the
-    expectation of the mean over all. Random numbers come from the CPU: the same on every device.
+    The rotation in space gives every patch other functions. The rotation about the normal teaches the network that the
+    directions t1, t2 are arbitrary at umbilics. samples: number of samples in a patch. They are drawn with repetition,
+    so that the expectation of their mean is the mean over all samples. Random numbers come from the CPU, so that they
+    are the same on every device.
     """
     device = data.nodes.device
     turn = random_rotations(len(which), generator).to(data.nodes)
@@ -117,39 +118,39 @@ def draw(data: PatchData, which: Tensor, samples: int, generator: torch.Generato
     pick = torch.rand(len(which), samples, generator=generator).to(device)
     which = which.to(device)
     inside = (pick * data.count[which, None]).long().clamp(max=(data.count[which, None] - 1).clamp_min(0))
-    spin = _about_first_axis(angle).transpose(1, 2)
+    spin = _rotation_about_first_axis(angle).transpose(1, 2)
     features = data.features[data.first[which, None] + inside]
     return Batch(
         data.nodes[which] @ turn,
         data.feet[which] @ turn,
         data.local_nodes[which] @ spin,
         data.local_normals[which] @ spin,
-        _spun(features, spin),
+        _rotated_features(features, spin),
     )
 
 
-def whole(data: PatchData, which: Tensor, samples: int) -> Batch:
-    """Patches which (b,) as they are, with `samples` of their samples, evenly picked."""
+def fixed_batch(data: PatchData, which: Tensor, samples: int) -> Batch:
+    """Patches which (b,) without rotation, with `samples` of their samples, evenly picked."""
     step = (torch.arange(samples, device=data.nodes.device) + 0.5) / samples
     inside = (step * data.count[which, None]).long()
     features = data.features[data.first[which, None] + inside]
     return Batch(data.nodes[which], data.feet[which], data.local_nodes[which], data.local_normals[which], features)
 
 
-def _spun(features: Tensor, spin: Tensor) -> Tensor:
-    """Features (b, s, f) with every vector in them, the first multiples of three columns, turned."""
+def _rotated_features(features: Tensor, spin: Tensor) -> Tensor:
+    """Features (b, s, f) with their vectors rotated. Vectors come first, three columns each."""
     vectors = 3 * (features.shape[-1] // 3)
     parts = [features[..., i : i + 3] @ spin for i in range(0, vectors, 3)]
     return torch.cat([*parts, features[..., vectors:]], -1)
 
 
-def _about_first_axis(angle: Tensor) -> Tensor:
+def _rotation_about_first_axis(angle: Tensor) -> Tensor:
     c, s, one, zero = angle.cos(), angle.sin(), torch.ones_like(angle), torch.zeros_like(angle)
     rows = [torch.stack(r, 1) for r in ([one, zero, zero], [zero, c, -s], [zero, s, c])]
     return torch.stack(rows, 1)
 
 
-def monomials(x: Tensor, degree: int = DEGREE) -> Tensor:
+def monomials(x: Tensor, degree: int = MONOMIAL_DEGREE) -> Tensor:
     """x^i y^j z^k (..., m) for all i + j + k <= degree: 56 of them for degree 5."""
     powers = [torch.ones_like(x)]
     for _ in range(degree):

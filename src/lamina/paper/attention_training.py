@@ -1,7 +1,7 @@
 """Training the attention network on patches of one surface.
 
-Everything random in step i comes from a generator seeded with (seed, i), so that an interrupted run that is taken up
-again from its checkpoint, network and moments of Adam, goes through the same numbers. With several processes
+All random numbers of step i come from a generator seeded with (seed, i). A run that is resumed from its checkpoint (the
+network and the moments of Adam) therefore draws the same numbers as an uninterrupted one. With several processes
 (torchrun) each takes its share of every batch, and gradients are averaged.
 """
 
@@ -25,25 +25,34 @@ from torch import Tensor
 from lamina.device import available
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
+from lamina.paper.attention_loss import losses
 from lamina.paper.attention_network import AttentionNetwork, NetworkConfig
-from lamina.paper.loss import losses
-from lamina.paper.training_data import PatchData, draw, patch_data, whole
-from lamina.paper.weights import FORMAT, network_from, save_network
+from lamina.paper.attention_training_data import PatchData, draw, fixed_batch, patch_data
+from lamina.paper.attention_weights import ATTENTION_FORMAT, network_from, save_network
 from lamina.surfaces.base import Surface
 
-RESUME, FINAL, LOG = "checkpoint.safetensors", "attention.safetensors", "log.jsonl"
-BETAS, MOMENTS = (0.9, 0.999), ("exp_avg", "exp_avg_sq")
-CLIP = 0.1  # largest norm of a gradient, several times what is usual: one wild step can end a run
-VALIDATION_BATCH = 32
+CHECKPOINT_FILE = "checkpoint.safetensors"
+NETWORK_FILE = "attention.safetensors"
+LOG_FILE = "log.jsonl"
+ADAM_BETAS = (0.9, 0.999)
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")  # the names that torch gives them
+# Gradients are scaled down to this norm. Usual gradients are several times smaller, so that it acts on outliers only:
+# a single wild step can ruin a run.
+MAX_GRADIENT_NORM_ATTENTION = 0.1
+VALIDATION_BATCH = 32  # patches at a time
 
 Report = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """steps of `batch` patches; alpha: weight of L_NC. radius: of the band, over its spacing. grids, validation_grids:
-    lattices that patches are taken from. samples: of the surface, a patch and step. rate: first of Adam's step sizes,
-    which rise over `warm_up` steps and fall to nothing by a cosine."""
+    """Settings of a training run.
+
+    steps: of Adam, with `batch` patches each. rate: largest step size of Adam; step sizes rise to it over `warm_up`
+    steps and fall to zero by a cosine. alpha: weight of L_NC. radius: of the band, over its spacing. grids,
+    validation_grids: number of lattices that patches are taken from. samples: surface samples in a patch, in each step.
+    validate_every: steps between validations.
+    """
 
     steps: int = 10000
     batch: int = 256
@@ -68,17 +77,17 @@ class TrainingConfig:
 
 
 class Trainer:
-    """A network on its way: parameters, Adam and its moments, the step; names: of the surfaces, if it was resumed."""
+    """The state of a run: network, Adam, step. names: of the surfaces, if the run was resumed."""
 
     def __init__(
         self, network: AttentionNetwork, config: TrainingConfig, step: int = 0, names: dict[str, str] | None = None
     ):
         self.network, self.config, self.step, self.names = network, config, step, names or {}
-        self.adam = torch.optim.Adam(network.parameters(), lr=config.rate, betas=BETAS)
+        self.adam = torch.optim.Adam(network.parameters(), lr=config.rate, betas=ADAM_BETAS)
 
     @classmethod
     def fresh(cls, network: NetworkConfig, config: TrainingConfig, device: torch.device | str) -> Trainer:
-        # Drawn on the CPU: the same start on every device.
+        # Drawn on the CPU, so that the start is the same on every device.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             return cls(AttentionNetwork(network).to(device), config)
@@ -88,28 +97,28 @@ class Trainer:
         tensors, metadata = load_tensors(path)
         network = network_from(tensors, metadata, path).to(device)
         if "step" not in metadata:
-            raise InputError(f"{path} holds a network, not a run to be resumed; start a new run.")
+            raise InputError(f"{path} holds a network, not a checkpoint of a run; start a new run.")
         names = {key: metadata[key] for key in ("surface", "held_out") if key in metadata}
         trainer = cls(network, TrainingConfig(**metadata["training"]), metadata["step"], names)
         for name, parameter in network.named_parameters():
-            moments = {key: tensors[f"adam.{key}.{name}"].to(device) for key in MOMENTS}
+            moments = {key: tensors[f"adam.{key}.{name}"].to(device) for key in ADAM_MOMENTS}
             trainer.adam.state[parameter] = {"step": torch.tensor(float(trainer.step)), **moments}
         return trainer
 
     def save(self, path: Path, **notes: Any) -> None:
         tensors = dict(self.network.state_dict())
         for name, parameter in self.network.named_parameters():
-            tensors |= {f"adam.{key}.{name}": self.adam.state[parameter][key] for key in MOMENTS}
+            tensors |= {f"adam.{key}.{name}": self.adam.state[parameter][key] for key in ADAM_MOMENTS}
         state = {"config": self.network.config.as_dict(), "training": asdict(self.config), "step": self.step}
-        save_tensors(path, tensors, {"format": FORMAT, **state, **notes})
+        save_tensors(path, tensors, {"format": ATTENTION_FORMAT, **state, **notes})
 
     def advance(self, data: PatchData) -> tuple[Tensor, Tensor]:
-        """One step; its losses."""
-        rank, processes = _place()
+        """Take one step and return its losses."""
+        rank, processes = _rank_and_count()
         config = self.config
-        generator = torch.Generator().manual_seed(_mixed(config.seed, self.step))
+        generator = torch.Generator().manual_seed(_seed_of_step(config.seed, self.step))
         which = torch.randint(len(data), (config.batch,), generator=generator)
-        # Each process draws for all, so that the batch is the same however many share it.
+        # Each process draws the whole batch, so that the batch does not depend on the number of processes.
         batch = draw(data, which, config.samples, generator)
         share = slice(rank * config.batch // processes, (rank + 1) * config.batch // processes)
         part = type(batch)(*(getattr(batch, name)[share] for name in batch.__dataclass_fields__))
@@ -117,10 +126,10 @@ class Trainer:
         parameters = list(self.network.parameters())
         weight = (share.stop - share.start) / config.batch
         gradients = torch.autograd.grad(weight * (mse + config.alpha * nc), parameters)
-        *gradients, mse, nc = _summed([*gradients, weight * mse.detach(), weight * nc.detach()])
+        *gradients, mse, nc = _sum_over_processes([*gradients, weight * mse.detach(), weight * nc.detach()])
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM_ATTENTION)
         for group in self.adam.param_groups:
             group["lr"] = self._rate()
         self.adam.step()
@@ -135,10 +144,10 @@ class Trainer:
 
 @torch.no_grad()
 def validation_error(network: AttentionNetwork, data: PatchData, samples: int) -> tuple[float, float]:
-    """L_MSE and L_NC over all patches of data, as they are."""
+    """L_MSE and L_NC over all patches of data, without random rotations."""
     total = torch.zeros(2, dtype=torch.float64)
     for which in torch.arange(len(data), device=data.nodes.device).split(VALIDATION_BATCH):
-        found = losses(network, whole(data, which, samples))
+        found = losses(network, fixed_batch(data, which, samples))
         total += len(which) * torch.stack(found).double().cpu()
     mse, nc = (total / len(data)).tolist()
     return mse, nc
@@ -159,10 +168,10 @@ def train(
 ) -> AttentionNetwork:
     """Train on patches of a surface, validate on those of another; write checkpoints, log and network to a folder.
 
-    resume: go on from the checkpoint in the folder, with its configuration; the result is that of an uninterrupted run
-    to the last bit, on the same machine. stop_after: end early, after that step, leaving a checkpoint.
-    sources: where the surfaces came from, kept in the checkpoint.
-    report(step, figures) is called after every step, with the losses at every validation.
+    resume: continue from the checkpoint in the folder, with its configuration; on the same machine the result has the
+    same bits as that of an uninterrupted run. stop_after: end after that step, with a checkpoint.
+    sources: names or files of the surfaces, which are kept in the checkpoint.
+    report(step, figures): called after every step; at validations the figures are the losses, otherwise empty.
     """
     folder = Path(folder)
     if stop_after is not None and stop_after < 1:
@@ -170,25 +179,27 @@ def train(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder} cannot be made a folder for the results: {error.strerror or error}.") from error
+        raise InputError(f"{folder} cannot be made as a folder for the results: {error.strerror or error}.") from error
     names = {"surface": surface.name, "held_out": held_out.name}
-    with _processes(available(device)) as device:
-        rank, processes = _place()
-        path = folder / RESUME
+    with _process_group(available(device)) as device:
+        rank, processes = _rank_and_count()
+        path = folder / CHECKPOINT_FILE
         if resume:
             if network is not None or config is not None:
-                raise InputError("A run that is resumed has the configuration of its checkpoint; give none.")
+                raise InputError("A resumed run has the configuration of its checkpoint; leave network and config out.")
             trainer = Trainer.resumed(path, device)
             if trainer.names and trainer.names != names:
                 raise InputError(
                     f"The run in {folder} has surfaces {' and '.join(trainer.names.values())}; got {surface.name} "
-                    f"and {held_out.name}: resume it with its own."
+                    f"and {held_out.name}: resume it with its own surfaces."
                 )
         else:
             trainer = Trainer.fresh(network or NetworkConfig(), config or TrainingConfig(), device)
         config, shape = trainer.config, trainer.network.config
         if config.batch < processes:
-            raise InputError(f"A batch of {config.batch} cannot be shared by {processes} processes; use a larger one.")
+            raise InputError(
+                f"A batch of {config.batch} cannot be shared by {processes} processes; use a larger batch."
+            )
         radius = config.radius * shape.spacing
         data = patch_data(surface, shape, radius=radius, grids=config.grids, seed=config.seed).to(device)
         held = patch_data(held_out, shape, radius=radius, grids=config.validation_grids, seed=config.seed).to(device)
@@ -204,11 +215,11 @@ def train(
                 figures["seconds"] = round(time.perf_counter() - start, 1)
                 if rank == 0:
                     trainer.save(path, sources=sources, **names)
-                    _log(folder / LOG, {"step": trainer.step, **figures}, fresh=not (resume or logged))
+                    _log(folder / LOG_FILE, {"step": trainer.step, **figures}, fresh=not (resume or logged))
                     logged = True
             report(trainer.step, figures)
         if rank == 0 and trainer.step == config.steps:
-            save_network(folder / FINAL, trainer.network, training=asdict(config), **names)
+            save_network(folder / NETWORK_FILE, trainer.network, training=asdict(config), **names)
         return trainer.network
 
 
@@ -217,22 +228,22 @@ def _log(path: Path, line: dict[str, Any], fresh: bool) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def _mixed(seed: int, step: int) -> int:
-    """A seed for one step: torch's generator keeps the low 32 bits only, which must depend on both."""
+def _seed_of_step(seed: int, step: int) -> int:
+    """A seed for one step. The generator of torch keeps only the low 32 bits, which must depend on seed and step."""
     return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
 
 
 # Several processes
 
 
-def _place() -> tuple[int, int]:
+def _rank_and_count() -> tuple[int, int]:
     """Rank of this process, and how many there are."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 @contextmanager
-def _processes(device: torch.device | str) -> Iterator[torch.device]:
-    """Join the other processes where torchrun has started several; the device of this one."""
+def _process_group(device: torch.device | str) -> Iterator[torch.device]:
+    """Join the other processes if torchrun started several, and yield the device of this one."""
     device = torch.device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield device
@@ -246,9 +257,9 @@ def _processes(device: torch.device | str) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-def _summed(tensors: list[Tensor]) -> list[Tensor]:
+def _sum_over_processes(tensors: list[Tensor]) -> list[Tensor]:
     """The sums of tensors over all processes, in one exchange."""
-    if _place()[1] == 1:
+    if _rank_and_count()[1] == 1:
         return tensors
     flat = torch.cat([t.reshape(-1) for t in tensors])
     dist.all_reduce(flat)

@@ -1,8 +1,8 @@
-"""The paper's losses: values at the closest points, and constancy along normals.
+"""The losses of the paper: the values at closest points, and constancy along normals.
 
-For monomials g of degree <= 5, L_MSE is the mean square of u~(q) - g(cp(q)), u~ the extension of g's values at the
-nodes of a patch, over its nodes q; L_NC is the mean of |<grad u~(q), n(cp(q))>|, the gradient taken by automatic
-differentiation with respect to the query alone.
+Let g be a monomial of degree <= 5, and u~ the extension of its values at the nodes of a patch. L_MSE is the mean square
+of u~(q) - g(cp(q)) over the nodes q of the patch. L_NC is the mean of |<grad u~(q), n(cp(q))>|. The gradient is taken
+by automatic differentiation with respect to the query alone.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from lamina.paper.attention_network import AttentionNetwork
-from lamina.paper.training_data import Batch, monomials
+from lamina.paper.attention_training_data import Batch, monomials
 
 
 def losses(network: AttentionNetwork, batch: Batch, normal_consistency: bool = True) -> tuple[Tensor, Tensor]:
-    """L_MSE and L_NC (zero if not wanted) of a batch."""
+    """L_MSE and L_NC (zero unless normal_consistency) of a batch."""
     weights, slopes = extension_weights(network, batch, normal_consistency)
     values = monomials(batch.nodes)  # (b, k, 56)
     mse = (weights @ values - monomials(batch.feet)).square().mean()

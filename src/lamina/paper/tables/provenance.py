@@ -1,4 +1,4 @@
-"""On what machine, with which versions, and when a figure was made."""
+"""Machine, versions and date of a figure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "numpy", "scipy", "pyamg", "cholespy", "scikit-sparse", "robust_laplacian", "neuraloperator")
+RECORDED_PACKAGES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "pyamg",
+    "cholespy",
+    "scikit-sparse",
+    "robust_laplacian",
+    "neuraloperator",
+)
 
 
 def machine() -> dict[str, Any]:
-    """CPU, cores, GPU, and how busy the machine was: a load above the threads in use spoils the times."""
+    """CPU, cores, GPU and load. Times are unreliable if the load exceeds the number of threads in use."""
     found: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -39,7 +48,7 @@ def versions() -> dict[str, str | None]:
     import lamina
 
     found: dict[str, str | None] = {"python": platform.python_version(), "lamina": lamina.__version__}
-    for package in PACKAGES:
+    for package in RECORDED_PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -57,7 +66,7 @@ def now() -> str:
 
 
 def plain(value: Any) -> Any:
-    """value with JSON's own types: infinities and NaN become null, floats keep six digits."""
+    """The value in JSON types. Infinities and NaN become null, floats keep six digits."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Meshes whose long edges are cut: the same polyhedron with triangles of one size, as references on it need."""
+"""Split the long edges of a mesh: the same polyhedron, with triangles of similar size, for reference solutions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lamina.errors import InputError
 def split_long_edges(V: ArrayLike, F: ArrayLike, longest: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Vertices and triangles without edges longer than `longest`, on the surface of V (n, 3), F (m, 3).
 
-    Round after round every edge that is too long is halved, and the triangles at it are cut in two, three or four. The
-    first n vertices stay those of V. Uniform refinement of a mesh whose flat parts are a few large triangles spends
-    its vertices where they are not needed; this brings such meshes to one size first.
+    In every round all edges that are too long are halved, and their triangles are cut into two, three or four. The
+    first n vertices stay those of V. Uniform refinement of a mesh with a few large triangles in its flat parts wastes
+    vertices elsewhere; splitting brings such a mesh to one size first.
     """
     vertices, faces = np.asarray(V, dtype=np.float64), np.asarray(F, dtype=np.int64)
     if not longest > 0:
@@ -35,7 +35,7 @@ def _cut(vertices: NDArray[np.float64], faces: NDArray[np.int64], middle: NDArra
     """Triangles (m, 3) cut at the middles (m, 3) of their edges, -1 where an edge stays whole."""
     count = (middle >= 0).sum(1)
     parts = [faces[count == 0]]
-    # Turned so that the first edge is the one that is cut, or the last the one that is not.
+    # Corners are rotated so that the first edge is the only cut one, or the last edge the only whole one.
     for wanted, turn_to in ((1, lambda cut: np.argmax(cut, 1)), (2, lambda cut: np.argmin(cut, 1) + 1), (3, None)):
         rows = count == wanted
         shift = 0 if turn_to is None else turn_to(middle[rows] >= 0)

@@ -1,4 +1,4 @@
-"""What the experiments share: the setting of a run, tables, and their rows."""
+"""Tables, their rows, and the setting of a run."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from lamina.errors import InputError
 
-Row = dict[str, Any]  # "method", "case", figures (nmae, nmaxe, nrmse, seconds, ...), or "failed", which says why not
+Row = dict[str, Any]  # "method", "case", and figures (nmae, nmaxe, nrmse, seconds, ...) or "failed", the reason
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How to run: quick is the small form that CI runs; data the folder of the evaluation shapes; seeds how many."""
+    """How to run: quick: the small form, for CI. data: folder of the evaluation shapes. seeds: number of seeds."""
 
     quick: bool = False
     device: str = "cpu"
     data: Path | None = None
     seeds: int = 5
     report: Callable[[float, str], None] = lambda fraction, what: None
-    folder: Path | None = None  # where results are, those of GINO among them
-    earlier: dict[str, list[Row]] = field(default_factory=dict)  # rows of the tables that were made before
-    pictures: dict[str, Any] = field(default_factory=dict)  # what a table draws: name -> image
+    folder: Path | None = None  # of results, also those of GINO
+    earlier: dict[str, list[Row]] = field(default_factory=dict)  # rows of the tables that are already made
+    pictures: dict[str, Any] = field(default_factory=dict)  # pictures of a table: name -> image
 
     def file(self, name: str) -> Path:
-        """A file of the evaluation shapes. Raises InputError, saying what to do, where it is missing."""
+        """The path of an evaluation shape. Raises InputError if it is missing."""
         if self.data is None:
             raise InputError(
                 f"{name} is one of the evaluation shapes, which do not come with lamina; name their folder by --data "
@@ -39,19 +39,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper: its folder under experiments/, title, the figures shown, and what makes its rows."""
+    """A table of the paper: its folder under experiments/, title, shown figures, and the function of its rows."""
 
     name: str
     title: str
     figures: tuple[str, ...]
     rows: Callable[[Setting], list[Row]]
     needs_data: bool = False
-    follows: tuple[str, ...] = ()  # tables whose rows it is made of
-    trains: bool = False  # whether it trains networks: minutes on a GPU, hours without
+    follows: tuple[str, ...] = ()  # tables whose rows it uses
+    trains: bool = False  # whether it trains networks, which takes minutes on a GPU and hours without
 
 
 def averaged(rows: list[Row], figures: tuple[str, ...]) -> list[Row]:
-    """Rows of the same method and case as one: means, and standard deviations as "<figure>_spread"."""
+    """One row for all rows of the same method and case: means, and standard deviations as "<figure>_spread"."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["method"], row["case"]), []).append(row)
