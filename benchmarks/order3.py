@@ -91,7 +91,7 @@ def solved(problem: Problem, spacing: float, order: int, **options: Any) -> Row:
     }  # fmt: skip
     if domain.scheme.name == "trace":
         q = domain.quadrature
-        there = domain.scheme.at_places(u.unknowns[0], slice(None))
+        there = domain.scheme.at_source_points(u.unknowns[0], slice(None))
         row["surface"] = nrmse(there, problem.solution(q.points), q.weights)
         row["area"] = q.area
     return row
@@ -194,7 +194,7 @@ def rims(device: str) -> list[Row]:
             domain = lamina.Domain(problem.surface(), spacing, order=3, device=device, show_progress=False)
             u = lamina.poisson(domain, problem.rhs, condition, tolerance=1e-10, show_progress=False)
             q = domain.quadrature
-            there, exact = u.domain.scheme.at_places(u.unknowns[0], slice(None)), problem.solution(q.points)
+            there, exact = u.domain.scheme.at_source_points(u.unknowns[0], slice(None)), problem.solution(q.points)
             error = there - exact
             error = error - (q.weights * error).sum() / q.area if name == "neumann" else error
             size = float(((q.weights * error**2).sum() / q.area).sqrt() / (exact.max() - exact.min()))

@@ -30,7 +30,7 @@ from lamina.grid.cut import cut_surface
 from lamina.metrics import errors
 from lamina.paper.baselines.fem import SurfaceFEM
 from lamina.paper.baselines.reference import refine
-from lamina.spaces.trace import Trace
+from lamina.spaces.operators import CutCellOperators
 
 meshes.TOLERANCE = 2e-5  # the reference must be better than what is measured against it
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
@@ -128,8 +128,8 @@ def lattice(mesh: lamina.Mesh, spacing: float) -> Lattice:
     return lamina.Domain(mesh, spacing, order=2, show_progress=False).lattice
 
 
-def solved(mesh: lamina.Mesh, cut: Any) -> tuple[torch.Tensor, Trace, int]:
-    scheme = Trace(cut)
+def solved(mesh: lamina.Mesh, cut: Any) -> tuple[torch.Tensor, CutCellOperators, int]:
+    scheme = CutCellOperators(cut)
     result = scheme.solve(scheme.load(meshes.right_hand_side), 0.0, tolerance=1e-9)
     return scheme.readout(mesh.own_feet()) @ result.solution, scheme, result.iterations
 
@@ -168,7 +168,7 @@ def heat() -> Row:
     mesh = meshes.load_scaled(DATA / "meshes/spot.ply")
     domain = lamina.Domain(mesh, 0.08, show_progress=False)
     scheme = domain.scheme
-    assert isinstance(scheme, Trace)
+    assert isinstance(scheme, CutCellOperators)
 
     def initial(p: torch.Tensor) -> torch.Tensor:
         return 1 + torch.sin(3 * p[:, 0]) + p[:, 1]

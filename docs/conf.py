@@ -20,7 +20,7 @@ author = "The lamina developers"
 project_copyright = "the lamina developers"
 version = release = lamina.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "_extra"]
 html_extra_path = ["_extra"]
 myst_heading_anchors = 3
@@ -30,6 +30,8 @@ html_copy_source = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+napoleon_google_docstring = False
+napoleon_use_rtype = False
 python_use_unqualified_type_names = True
 
 # What the program can say is read from its source, so that the list is complete.
@@ -42,18 +44,26 @@ python_use_unqualified_type_names = True
 def as_restructured_text(app, what, name, thing, options, lines: list[str]) -> None:
     """Docstrings are plain English with formulas set in; Sphinx wants them in its own language.
 
-    `names` become code, indented lines and doctests literal blocks, stars and bars letters.
+    `names` become code, indented lines literal blocks, stars and bars letters. Doctests stay as they are, and so do the
+    sections of numpydoc: napoleon reads these next, and there indented lines are text.
     """
     found: list[str] = []
-    literal = False
-    for line in lines:
-        inside = line.startswith("    ") and bool(line.strip())
+    literal = doctest = section = False
+    for i, line in enumerate(lines):
+        underlined = bool(re.fullmatch(r"-{3,}", lines[i + 1])) if i + 1 < len(lines) else False
+        doctest = line.startswith(">>>") or (doctest and bool(line.strip()))
+        section = section or underlined
+        if doctest or underlined or re.fullmatch(r"-{3,}", line):
+            found.append(line)
+            continue
+        inside = line.startswith("    ") and bool(line.strip()) and not section
         if inside and not literal:
             found += ["", "::", ""]
         elif not inside and literal and line.strip():
             found.append("")
         literal = inside or (literal and not line.strip())
-        found.append(line if inside or line.startswith(">>>") else _plain(line))
+        entry = section and re.match(r"(\*\*)?\w+(, \w+)*( : |$)", line)
+        found.append(line if inside or entry else _plain(line))
     lines[:] = found
 
 
@@ -65,4 +75,4 @@ def _plain(line: str) -> str:
 
 
 def setup(app) -> None:
-    app.connect("autodoc-process-docstring", as_restructured_text)
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon, which has 500

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lamina.errors import InputError
-from lamina.expression import MAX_DEPTH, MAX_LENGTH, parse
+from lamina.expression import MAX_FORMULA_DEPTH, MAX_FORMULA_LENGTH, parse
 
 RNG = np.random.default_rng(1)
 POINTS = RNG.uniform(-1.5, 1.5, (7, 3))
@@ -243,7 +243,7 @@ def test_deep_nesting_is_refused_rather_than_overflowing_the_stack(text):
 
 def test_limits_leave_room_for_long_sums_and_refuse_longer_ones():
     assert value("x" + "+x" * 4000)[0] == pytest.approx(4001 * X[0])
-    depth = MAX_DEPTH - 1
+    depth = MAX_FORMULA_DEPTH - 1
     assert value("(" * depth + "x" + ")" * depth)[0] == X[0]
     with pytest.raises(InputError, match="characters"):
-        parse("x" + "+x" * MAX_LENGTH)
+        parse("x" + "+x" * MAX_FORMULA_LENGTH)

@@ -15,7 +15,7 @@ from lamina.grid.cut_surface import CutSurface
 from lamina.grid.sheets import CutElements
 from lamina.linear.assembly import assemble
 from lamina.spaces.galerkin import (
-    STABILISATION,
+    STABILISATION_Q1,
     child_interpolation,
     consistent_mass,
     element_matrices,
@@ -119,8 +119,8 @@ def test_stabilisation_is_the_energy_along_the_normal_in_whole_cells(kind):
     S = stabilisation(c)
     along = torch.einsum("eid,ed->ei", corner_positions(c), c.normal)
     rho = element_energies(S, along) / c.spacing**2
-    assert float(rho.min()) >= min(STABILISATION) * (1 - 1e-9)
-    assert float(rho.max()) <= max(STABILISATION) * (1 + 1e-9)
+    assert float(rho.min()) >= STABILISATION_Q1.at_turn * (1 - 1e-9)
+    assert float(rho.max()) <= STABILISATION_Q1.flat * (1 + 1e-9)
     for g in (*torch.eye(3, dtype=torch.float64), random(3)):
         expected = rho * c.spacing**2 * (c.normal @ g) ** 2
         torch.testing.assert_close(element_energies(S, corner_values(c, g)), expected, rtol=1e-9, atol=1e-15)
@@ -131,11 +131,11 @@ def test_stabilisation_is_strongest_on_a_flat_plate_and_weaker_at_creases():
     c = lamina.Domain(flat, 0.2, order=2).scheme.cut
     along = torch.einsum("eid,ed->ei", corner_positions(c), c.normal)
     rho = element_energies(stabilisation(c), along) / c.spacing**2
-    torch.testing.assert_close(rho, torch.full_like(rho, max(STABILISATION)))
+    torch.testing.assert_close(rho, torch.full_like(rho, STABILISATION_Q1.flat))
     c = cut("box")
     along = torch.einsum("eid,ed->ei", corner_positions(c), c.normal)
     rho = element_energies(stabilisation(c), along) / c.spacing**2
-    assert float(rho[c.flatness < 0.5].max()) < 0.2 * max(STABILISATION)
+    assert float(rho[c.flatness < 0.5].max()) < 0.2 * STABILISATION_Q1.flat
 
 
 @SHAPES

@@ -15,7 +15,7 @@ from lamina.grid.closest_point_cut import cut_closest_points
 from lamina.grid.cut_surface import CutSurface
 from lamina.grid.level_cut import cut_level_set, level_pieces
 from lamina.metrics import errors
-from lamina.spaces.trace import Trace
+from lamina.spaces.operators import CutCellOperators
 from lamina.surfaces.icosphere import icosphere
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_samples import sample_zero_set
@@ -228,7 +228,7 @@ def test_the_sheets_of_a_shell_thinner_than_a_cell_are_independent(cells):
     """Each has its own exact solution, and both their areas."""
     h = 0.1
     domain = lamina.Domain(Implicit(shell(cells * h), BOX, samples=2000), h, order=2)
-    assert isinstance(domain.scheme, Trace)
+    assert isinstance(domain.scheme, CutCellOperators)
     assert domain.component_count == domain.scheme.component_count == 2
     assert domain.quadrature.area == pytest.approx(shell_area(cells * h), rel=1e-7)
     u = lamina.poisson(domain, two_sources, tolerance=1e-9)

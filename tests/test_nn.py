@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 
 import lamina
 from lamina.nn import HeatLayer, PoissonLayer
-from lamina.pde.runge_kutta import SDIRK2, Cost, Field, Stepper
+from lamina.pde.runge_kutta import SDIRK2, Cost, State, Stepper
 from lamina.surfaces.icosphere import icosphere
 from schemes import of_scheme
 
@@ -168,7 +168,7 @@ def test_integrals_are_conserved(domain):
 def _integral_after(layer, domain, u0):
     """Of the states of the layer's method, before they are read at the points."""
     stepper = Stepper(SDIRK2, domain.scheme, 1e-8, warm=False)
-    state, dt = Field(domain.load(u0)), layer.time.detach() / layer.steps
+    state, dt = State(domain.load(u0)), layer.time.detach() / layer.steps
     for _ in range(layer.steps):
         state, _, _ = stepper.step(state, None, 0.0, dt, Cost())
     return state.mass.sum(0)

@@ -54,7 +54,7 @@ def test_a_solution_is_read_on_the_surface_as_accurately_as_it_was_found():
     u = solved("sphere", 0.1)
     q, exact = u.domain.quadrature, PROBLEMS["sphere"].solution
     x = torch.nn.functional.normalize(torch.randn(500, 3, dtype=torch.float64), dim=1)
-    found = u.domain.scheme.at_places(u.unknowns[0], slice(None))
+    found = u.domain.scheme.at_source_points(u.unknowns[0], slice(None))
     inside = nrmse(found, exact(q.points), q.weights)
     assert nrmse(u(x), exact(x), torch.ones(500, dtype=torch.float64)) <= 1.3 * inside
 

@@ -27,7 +27,7 @@ def said_by(stream, show=None, steps=8, seconds=0.06):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    monkeypatch.setattr(module, "SECONDS_BEFORE_BAR", 0.05)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
 

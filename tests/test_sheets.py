@@ -13,7 +13,7 @@ from lamina.geometry.lattice import OCTANTS, Lattice
 from lamina.grid.cut import cut_surface
 from lamina.grid.cut_surface import MIN_ELEMENT_AREA
 from lamina.grid.sheets import CutElements
-from lamina.spaces.trace import Trace
+from lamina.spaces.operators import CutCellOperators
 from lamina.surfaces.icosphere import icosphere
 
 
@@ -200,7 +200,7 @@ def test_slivers_are_absorbed_and_no_part_comes_loose(shape, pose):
     assert cut.quadrature.area == pytest.approx(float(mesh.areas.sum()), rel=1e-12)
     area = torch.zeros(cut.elements.active, dtype=torch.float64).index_add_(0, cut.element, cut.quadrature.weights)
     assert float((area < MIN_ELEMENT_AREA * spacing**2).double().mean()) < 0.05
-    scheme = Trace(cut)
+    scheme = CutCellOperators(cut)
     for level in scheme.levels:
         K = level.matrix(1.0, 0.0)
         n = level.unknowns

@@ -17,7 +17,7 @@ from lamina.grid.cut import cut_surface
 from lamina.grid.cut_triangles import cut_triangles
 from lamina.metrics import errors
 from lamina.paper.baselines.reference import reference_poisson
-from lamina.spaces.trace import Trace
+from lamina.spaces.operators import CutCellOperators
 from lamina.surfaces.icosphere import icosphere, split_triangles
 
 PROBLEM = sphere_poisson()
@@ -282,7 +282,7 @@ def test_the_correction_at_a_saddle_vertex_takes_off_a_third_of_the_error(spacin
     assert float(cut.conductivity.max()) == 1.0
     found = []
     for surface in (cut, dataclasses.replace(cut, conductivity=None)):
-        scheme = Trace(surface)
+        scheme = CutCellOperators(surface)
         u = domain.readout @ scheme.solve(scheme.load(f), 0.0, tolerance=1e-9).solution
         found.append(errors(u, exact(mesh.points), remove_mean=True).nrmse)
     assert found[1] >= 1.5 * found[0]
@@ -301,7 +301,7 @@ def test_without_sheets_plates_closer_than_a_cell_feel_each_other():
     lattice = lamina.Domain(mesh, h, order=2).lattice
     moved = {}
     for sheets in (True, False):
-        scheme = Trace(cut_surface(mesh, lattice, sheets))
+        scheme = CutCellOperators(cut_surface(mesh, lattice, sheets))
         g = scheme.load(lambda x: torch.where(x[:, 2] < 0.1 * h, x[:, 0] - 0.5, torch.zeros_like(x[:, 0])))
         u = scheme.readout(mesh.own_feet()) @ scheme.solve(g, 0.0, tolerance=1e-9).solution
         moved[sheets] = float(u[4:].max() - u[4:].min()) / float(u[:4].max() - u[:4].min())
@@ -372,7 +372,7 @@ def test_a_neck_thinner_than_a_cell_holds_its_ends_together():
     feet = surface.sample(8000, 0)
     cloud = lamina.PointCloud(feet.points, feet.normals)
     domain = lamina.Domain(cloud, 0.1, order=2, extension="neural", show_progress=False)
-    assert isinstance(domain.scheme, Trace)
+    assert isinstance(domain.scheme, CutCellOperators)
     assert len(domain.scheme.cut.elements.component.unique()) == 1
     assert domain.quadrature.area == pytest.approx(float(surface.areas.sum()), rel=0.01)
 
@@ -384,7 +384,7 @@ def test_a_component_smaller_than_a_cell_is_looked_for_on_finer_lattices():
     cloud = lamina.PointCloud(points, torch.cat([ball, speck]))
     assert cloud.component_count == 2
     domain = lamina.Domain(cloud, 0.15, order=2, extension="jet", show_progress=False)
-    assert isinstance(domain.scheme, Trace)
+    assert isinstance(domain.scheme, CutCellOperators)
     assert domain.quadrature.area == pytest.approx(4 * math.pi, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""What lamina is compared with: surface FEM, closest point methods, the paper's method, GINO; all called alike.
+"""Methods to compare lamina with: surface FEM, closest point methods, the paper's method, GINO. All are called alike.
 
 >>> import lamina
 >>> mesh = lamina.Mesh(*lamina.surfaces.icosphere.icosphere(3))

@@ -1,4 +1,4 @@
-"""What callers give, checked once at the public edge; inside, the code trusts it."""
+"""Checks of arguments. They are made once, in public functions; inside, the code trusts its callers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from lamina.errors import InputError
 
 
 def positive(name: str, value: object) -> float:
-    """value as a number. Raises InputError unless it is positive and finite."""
+    """The value as a float. Raises InputError unless it is a positive and finite number."""
     if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
         raise InputError(f"{name} must be a positive number, got {value!r}.")
     return float(value)
 
 
 def positive_integer(name: str, value: object) -> int:
+    """The value. Raises InputError unless it is a positive integer."""
     if not (isinstance(value, int) and value > 0):
         raise InputError(f"{name} must be a positive integer, got {value!r}.")
     return value
 
 
 def fraction(name: str, value: float) -> float:
-    """value, a tolerance or an accuracy."""
+    """The value of a tolerance or an accuracy. Raises InputError unless it lies between 0 and 1."""
     if not 0 < value < 1:
         raise InputError(f"{name} must lie between 0 and 1, got {value!r}.")
     return value
 
 
 def returned(values: object, name: str, count: int, *, tails: tuple[str, ...] = ("",)) -> Tensor:
-    """values, which a function has returned for `count` points, if they are a tensor of one of the expected shapes.
+    """The values that a function returned for `count` points. Raises InputError unless their shape is an expected one.
 
-    tails: what may follow the first dimension: "" for one number a point, "k" for any number of channels, "3, 3" for
-    tensors. Raises InputError for anything else.
+    tails: the dimensions that may follow the first one: "" for one number a point, "k" for any number of channels,
+    "3, 3" for tensors.
     """
     if isinstance(values, Tensor):
         shape = tuple(values.shape)
@@ -47,7 +48,7 @@ def returned(values: object, name: str, count: int, *, tails: tuple[str, ...] = 
 
 
 def finite(values: Tensor, name: str, where: str = "") -> Tensor:
-    """values. Raises InputError if some are NaN or infinite; where: at which places, if not on the surface."""
+    """The values. Raises InputError if some are NaN or infinite. where: the location of the points in messages."""
     bad = int((~torch.isfinite(values)).sum())
     if bad:
         advice = "give its values at domain.points instead" if where else "check it there"

@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""The device and the precision to compute in, and whether GPU kernels are used."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def in_own_precision(function: F) -> F:
-    """The function, computing in the precision of its tensors where torch.autocast would take a lower one: sparse
-    products have none, and no solve converges in it."""
+    """The function without torch.autocast, so that it computes in the precision of its tensors.
+
+    Sparse products do not exist in the lower precision of autocast, and no solve converges in it.
+    """
 
     @wraps(function)
     def precise(*args: Any, **kwargs: Any) -> Any:
@@ -32,7 +34,7 @@ def in_own_precision(function: F) -> F:
 
 
 def available(device: torch.device | str) -> torch.device:
-    """The device with its number. Raises InputError for what names none, or for a GPU that torch does not see."""
+    """The device with its number. Raises InputError if there is no such device or torch does not see it."""
     if isinstance(device, torch.dtype):
         raise InputError(f"the device is {device}, which is a precision: give it as dtype={device}.")
     try:
@@ -47,8 +49,10 @@ def available(device: torch.device | str) -> torch.device:
 
 
 def by_kernel(*tensors: Tensor) -> bool:
-    """Whether a kernel written for GPUs computes with these tensors, instead of the torch code that it was made after:
-    on CUDA with Triton there, and where nothing is differentiated or transformed."""
+    """Whether a Triton kernel computes with these tensors, instead of the torch code that does the same.
+
+    It does on CUDA if Triton works and nothing is differentiated or transformed.
+    """
     live = torch.is_grad_enabled()
     return (
         all(v.is_cuda and v.device == tensors[0].device and not (live and v.requires_grad) for v in tensors)
@@ -60,11 +64,11 @@ def by_kernel(*tensors: Tensor) -> bool:
 
 @cache
 def _kernels_run() -> bool:
-    """Whether Triton is there and finds what it needs: a C compiler, and a GPU that it knows."""
+    """Whether Triton works here. It needs a C compiler and a GPU that it knows."""
     try:
         from lamina.triton_check_kernel import runs
 
         return runs()
-    except Exception as reason:  # of many kinds, Triton's own among them; the torch code does the same without it
+    except Exception as reason:  # of many kinds, some of them Triton's own; the torch code replaces the kernels
         warnings.warn(f"Triton's kernels do not run here, and point clouds take longer: {reason}", stacklevel=2)
         return False

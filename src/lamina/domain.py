@@ -36,43 +36,78 @@ from lamina.linear.components import ComponentMean
 from lamina.linear.operator import SparseOperator
 from lamina.progress import progress
 from lamina.reconstruction.choose import Reconstruction, has_the_points_of, reconstruct_as_asked
-from lamina.spaces.galerkin import worth_order_3
+from lamina.spaces.galerkin import smooth_enough_for_order_3
+from lamina.spaces.operators import CutCellOperators
 from lamina.spaces.scheme import Scheme
-from lamina.spaces.trace import Trace
 from lamina.surfaces.base import ClosestPoints, Surface
 
-# Maps from values at `points` to other places that a domain keeps: those of its operators and of three conditions.
+# The grid is moved by this many spacings along x, y and z, so that the symmetry planes and flat faces of a shape do
+# not lie in lattice planes. The numbers are arbitrary: any three that are far from 0, 1/2 and from each other will
+# do.
+GRID_SHIFT = (0.1372, 0.2719, 0.4183)
+# A domain keeps at most this many maps from values at `points` to other points: one for the source points of its
+# operators, and those of three conditions. A map that is not kept is made again in every solve.
 MAX_INTERPOLATIONS = 4
 
 
 class Domain:
-    """A surface with its grid: cut cells, functions on them, operators and hierarchy.
+    """A surface with everything that is built once and used by every solve: cut cells, functions on them, operators.
 
-    surface: any lamina surface. spacing: grid spacing; or nodes: about how many unknowns; by default a
-    spacing that suits the shape's size, thin parts and sample density.
-    order: 2 (trilinear functions on the cut cells), 3 (quadratic ones), or "auto": 3 where the grid sees how the
-    surface turns, otherwise 2; `order_reason` says why.
-    reconstruction: what the surface of samples is made from: "fits" (robust fits, weighted by a trained network),
-    "jets" (polynomials fitted to the samples), "triangles" (between the samples), or "auto": the one of these that
-    suits the samples; surfaces that know their closest points need none. `domain.reconstruction` says what was used
-    and why.
-    extension: the same by the names of version 0.1: "closest-point" (the surface itself), "jet", "neural" (fits, or
-    jets or triangles where these are better) or "auto".
-    origin: a point (3,) that the grid is placed by, the middle of the surface unless given; hold it fixed where the
-    shape changes from solve to solve and the grid must not.
-    device, dtype: where and how to compute, float64 unless said otherwise.
-    show_progress: True, False, or None for "when stderr is a terminal".
+    Parameters
+    ----------
+    surface : Surface
+        Any surface of lamina; it is moved to `device` and `dtype`.
+    spacing : float, optional
+        The spacing of the grid. By default it suits the size of the surface, its thin parts and the density of its
+        samples.
+    nodes : int, optional
+        About how many unknowns to use, instead of a spacing.
+    order : int or str, default "auto"
+        2: trilinear functions on the cut cells. 3: quadratic functions. "auto": 3 where the grid resolves the normals
+        of the surface, otherwise 2; `order_reason` says why.
+    reconstruction : str, default "auto"
+        What the surface of samples is made from: "fits" (robust fits, weighted by a trained network), "jets"
+        (polynomials fitted to the samples), "triangles" (between the samples), or "auto", the one that suits the
+        samples. Surfaces that know their closest points need none. `domain.reconstruction` says what was used and
+        why.
+    extension : str, default "auto"
+        The same by the names of version 0.1: "closest-point" (the surface itself), "jet", "neural" (fits, or jets or
+        triangles where these are better) or "auto".
+    scheme : str, optional
+        An option of version 0.1; leave it out.
+    origin : Tensor or sequence of float, optional
+        The point (3,) that the grid is aligned with, by default the middle of the surface. Keep it fixed if the shape
+        changes from solve to solve and the grid must not.
+    device : torch.device or str, default "cpu"
+        Where to compute.
+    dtype : torch.dtype, default torch.float64
+        The precision to compute in: torch.float32 or torch.float64.
+    show_progress : bool, optional
+        Whether to show a bar of progress; by default only if stderr is a terminal.
 
-    Options of version 0.1 (scheme, order=4, extension="attention", band_radius, readout, rim_order) go on working for
-    one release, with a warning that says what to write instead; most of them give a `lamina.paper.BandDomain`.
+    Raises
+    ------
+    InputError
+        If arguments are invalid or contradict each other, or if the grid would not fit in memory.
 
-    Raises InputError when the arguments contradict each other or the grid would not fit in memory.
+    Notes
+    -----
+    Options of version 0.1 (`scheme`, `order=4`, `extension="attention"`, `band_radius`, `readout`, `rim_order`) still
+    work in this release. They give a warning that says what to write instead, and most of them a
+    `lamina.paper.BandDomain`.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+    >>> domain.points.shape, domain.component_count
+    (torch.Size([642, 3]), 1)
     """
 
     time_methods: tuple[str, ...] = ("tr-bdf2",)
-    has_weak_forms = True  # whether its operators come from integrals over the pieces that the cells cut
-    scheme: Trace
-    baseline: ClassVar[type[Domain] | None] = None  # what the options of version 0.1 ask for; lamina.paper sets it
+    has_weak_forms = True  # whether its operators are integrals over the pieces that the cells cut
+    scheme: CutCellOperators
+    baseline: ClassVar[type[Domain] | None] = None  # the class for options of version 0.1; lamina.paper sets it
 
     def __new__(cls, *_: object, **options: object) -> Domain:
         if cls is not Domain or cls.baseline is None or not _asks_for_baseline(options):
@@ -119,7 +154,7 @@ class Domain:
             self._scheme_warnings = cut_warnings(cut)
             built = time.perf_counter()
             update(0.5, "assembling")
-            self.scheme = Trace(cut)
+            self.scheme = CutCellOperators(cut)
         self._finish(start, built)
 
     def _take(
@@ -157,7 +192,9 @@ class Domain:
     def _choose_order(
         self, order: int | str, spacing: float | None, nodes: int | None
     ) -> tuple[int, str, CutSurface]:
-        """Order, why, and the cells cut for it; "auto" cuts for order 3 and measures what these cells show."""
+        """The order, its reason, and the cells cut for it. "auto" cuts cells for order 3 first, and measures on them
+        how well they resolve the surface.
+        """
         if isinstance(order, int):
             self._place(REQUIREMENTS_OF_ORDER[order], spacing, nodes)
             return order, "asked for", cut_surface(self.geometry, self.lattice, degree=order - 1)
@@ -168,19 +205,20 @@ class Domain:
         try:
             self._place(REQUIREMENTS_OF_ORDER[3], spacing, nodes)
             cut = cut_surface(self.geometry, self.lattice, degree=2)
-        except InputError as refused:  # too many unknowns, or cells too large; order 2 may do with this spacing
+        except InputError as refused:  # too many unknowns or too large cells; order 2 may work with this spacing
             why = f"order 3 is refused: {refused}"
         else:
-            smooth, why = worth_order_3(cut)
+            smooth, why = smooth_enough_for_order_3(cut)
             if smooth:
                 return 3, why, cut
         self._place(REQUIREMENTS_OF_ORDER[2], spacing, nodes)
         return 2, why, cut_surface(self.geometry, self.lattice, degree=1)
 
     def _place(self, needs: GridRequirements, spacing: float | None, nodes: int | None, shift: bool = True) -> None:
-        """Choose the lattice for this surface and for what is to live on it.
+        """Choose the lattice for this surface and for the functions on it.
 
-        shift: off the symmetry planes, so that flat faces of a shape do not lie in the planes that cut it.
+        shift: whether to move it off the symmetry planes of the surface, so that flat faces do not lie in lattice
+        planes.
         """
         if nodes is not None:
             spacing = spacing_for_nodes(self.surface, nodes, needs)
@@ -190,12 +228,11 @@ class Domain:
         check_memory(self.surface, self.spacing, needs, self.points.dtype)
         origin = self._origin
         if shift:
-            off = torch.tensor([0.1372, 0.2719, 0.4183], dtype=origin.dtype, device=origin.device)
-            origin = origin + self.spacing * off
+            origin = origin + self.spacing * origin.new_tensor(GRID_SHIFT)
         self.lattice = Lattice(origin, self.spacing)
 
     def _finish(self, start: float, built: float) -> None:
-        """What follows from surface and operators."""
+        """Build what follows from surface and operators."""
         self.readout = self.scheme.readout(self.own_feet())
         self.seconds = {"geometry": built - start, "operators": time.perf_counter() - built}
         self._interpolations: list[tuple[Tensor, SparseOperator]] = []
@@ -203,40 +240,42 @@ class Domain:
 
     @property
     def points(self) -> Tensor:
-        """Where solutions are reported (m, 3): vertices, points or samples."""
+        """The points (m, 3) where solutions are reported: vertices or samples of the surface."""
         return self.surface.points
 
     @cached_property
     def component(self) -> Tensor:
-        """The component (m,) of each of `points`: what the operator joins, which is what a solution can spread over."""
+        """The component (m,) of each of `points`. A solution spreads over a component and no further."""
         matrix = self.readout.matrix.detach()
-        # A row reads the unknowns of one component; any of them says which.
+        # A row reads unknowns of one component only: the first of them tells which.
         return self.scheme.component[matrix.col_indices()[matrix.crow_indices()[:-1].long()].long()]
 
     @property
     def component_count(self) -> int:
+        """The number of connected components."""
         return self.scheme.component_count
 
     @property
     def resolution(self) -> float:
-        """Distance between the nodes of the functions: the spacing, or half of it at order 3."""
+        """The distance between the nodes of the functions: the spacing, or half of it at order 3."""
         return self.spacing / self.scheme.nodes_per_cell
 
     @property
     def unknowns(self) -> int:
+        """The number of unknowns of a solve."""
         return self.scheme.unknowns
 
-    _functions_at = ""  # where functions are asked for values, if not on the surface
+    _functions_at = ""  # where functions are evaluated, if not on the surface
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What the user should know about the surface and the grid, one sentence each."""
+        """Warnings about the surface and the grid, one sentence each."""
         thin = thin_warning(self.surface, self.spacing, self._needs)
         return [*self.geometry.notes, *self._scheme_warnings, *([thin] if thin else [])]
 
     @property
     def quadrature(self) -> Quadrature:
-        """Points, normals and weights on the surface: integrals, areas and means of fields."""
+        """Points, normals and weights for integrals over the surface."""
         return self.cut.quadrature
 
     @property
@@ -246,16 +285,56 @@ class Domain:
 
     @cached_property
     def cut(self) -> CutSurface:
-        """The cells that the surface cuts, and the pieces in them."""
+        """The cells that the surface cuts, and the pieces of the surface in them."""
         return self.scheme.cut
 
     def load(self, values: Tensor) -> Tensor:
-        """The right-hand side (unknowns,) or (unknowns, k) for values (m,) or (m, k) at `points`."""
+        """The right-hand side of the discrete problem for values at `points`.
+
+        Parameters
+        ----------
+        values : Tensor
+            Values (m,) or (m, k) at `points`.
+
+        Returns
+        -------
+        Tensor
+            The load (unknowns,) or (unknowns, k). For values of 1 its entries add up to the area.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> round(float(domain.load(torch.ones(642, dtype=torch.float64)).sum() / (4 * torch.pi)), 2)
+        1.0
+        """
         first, second = self._loading
         return second @ values if first is None else first @ (second @ values)
 
     def load_of(self, scheme: Scheme, data: Callable[[Tensor], Tensor] | Tensor | float | str, name: str) -> Tensor:
-        """scheme.load of data, as `field` takes them; scheme: that of this domain, or another on the same pieces."""
+        """The load of data, by the operators of this domain or by others on the same pieces.
+
+        Parameters
+        ----------
+        scheme : Scheme
+            The operators whose load is wanted.
+        data : callable, Tensor, float or str
+            As in `field`.
+        name : str
+            What messages call the data.
+
+        Returns
+        -------
+        Tensor
+            The load (unknowns,) of `scheme`.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> domain.load_of(domain.scheme, "x*y", "the source").shape == (domain.unknowns,)
+        True
+        """
         data = as_data(data, name)
         field = self.field(data, name)
         if callable(data) or torch.as_tensor(data).ndim == 0:
@@ -263,32 +342,80 @@ class Domain:
         return self.load(torch.as_tensor(data).to(self.points))
 
     def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
-        """Values (n,) or (n, k) at surface points x (n, 3) from values (m,) or (m, k) at `points`."""
+        """Values at points on the surface from values at `points`, interpolated to second order.
+
+        Parameters
+        ----------
+        values : Tensor
+            Values (m,) or (m, k) at `points`.
+        x : Tensor
+            Points (n, 3) on the surface.
+
+        Returns
+        -------
+        Tensor
+            Values (n,) or (n, k) at x.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> domain.interpolate(domain.points[:, 2], torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64))
+        tensor([1.0000], dtype=torch.float64)
+        """
         return self._from_points(x) @ values
 
     def _from_points(self, x: Tensor) -> SparseOperator:
-        """The map from values at `points` to surface points x. The last few are kept: places of operators and of
-        conditions come again with every solve."""
+        """The map from values at `points` to surface points x.
+
+        The last few maps are kept, because the points of operators and conditions recur with every solve.
+        """
         for before, found in self._interpolations:
             if before is x or (not (before.requires_grad or x.requires_grad) and torch.equal(before, x)):
                 return found
-        known = x is self.scheme.places and self.geometry is self.surface
-        with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
-            found = self.surface.interpolation(x, self.scheme.place_faces if known else None)
+        known = x is self.scheme.source_points and self.geometry is self.surface
+        with torch.enable_grad():  # cached: built with gradients even if first requested under no_grad
+            found = self.surface.interpolation(x, self.scheme.source_faces if known else None)
         self._interpolations[:] = [*self._interpolations[1 - MAX_INTERPOLATIONS :], (x, found)]
         return found
 
     @cached_property
     def _loading(self) -> tuple[SparseOperator | None, SparseOperator]:
-        """The load of values at `points`: from the places that the scheme knows a field at, and to these."""
-        with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
-            here, there = self.scheme.from_places(), self._from_points(self.scheme.places)
+        """The matrices that make the load of values at `points`: from values at the source points to the load, and from
+        values at `points` to the source points. The first is None if the second is their product.
+        """
+        with torch.enable_grad():  # cached: built with gradients even if first requested under no_grad
+            here, there = self.scheme.source_matrix(), self._from_points(self.scheme.source_points)
         return (here, there) if here.tracked or there.tracked else (None, here.after(there))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Domain:
-        """This surface, grid and scheme on another device or in another precision: built anew, unless nothing changes.
+        """This domain on another device or in another precision.
 
-        Solutions keep the domain that they were found on.
+        It is built anew, unless nothing changes. Solutions keep the domain that they were computed on.
+
+        Parameters
+        ----------
+        device : torch.device or str, optional
+            The device; by default that of this domain.
+        dtype : torch.dtype, optional
+            The precision; by default that of this domain.
+
+        Returns
+        -------
+        Domain
+            The other domain, or this one.
+
+        Raises
+        ------
+        InputError
+            If there is no such device.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> domain.to(dtype=torch.float32).points.dtype
+        torch.float32
         """
         device = self.points.device if device is None else available(device)
         dtype = self.points.dtype if dtype is None else dtype
@@ -308,19 +435,79 @@ class Domain:
         return copy.copy(self)
 
     def cut_along(self, curves: InterfaceCurves | None = None, *, seams: InterfaceCurves | None = None) -> CutSurface:
-        """The pieces of the surface, split along curves. seams: what curves were called in version 0.1."""
+        """The cells of this domain's lattice cut by its surface, and split along curves.
+
+        Parameters
+        ----------
+        curves : InterfaceCurves
+            The curves.
+        seams : InterfaceCurves, optional
+            What `curves` was called in version 0.1.
+
+        Returns
+        -------
+        CutSurface
+            The cells.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> from lamina.grid.interface_curves import InterfaceCurves, LevelCurve
+        >>> equator = LevelCurve(lambda x: x[:, 2])
+        >>> domain.cut_along(InterfaceCurves((equator,))).rim is None
+        False
+        """
         if seams is not None:
             warnings.warn("cut_along(seams=...) is cut_along(curves) now.", FutureWarning, stacklevel=2)
         curves = curves or seams or NO_CURVES
         return cut_surface(self.geometry, self.lattice, curves=curves, degree=self.cut.degree)
 
     def as_trace(self, reason: str = "") -> Domain:
-        """Of version 0.1, where it had a reason: every domain is made of functions on cut cells now."""
+        """This domain. Version 0.1 had domains of other schemes, and this converted them; leave it out.
+
+        Parameters
+        ----------
+        reason : str, default ""
+            Has no effect.
+
+        Returns
+        -------
+        Domain
+            This domain.
+
+        Examples
+        --------
+        >>> import lamina, pytest
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> with pytest.warns(FutureWarning):
+        ...     same = domain.as_trace()
+        >>> same is domain
+        True
+        """
         warnings.warn("as_trace() goes with the next release: leave it out.", FutureWarning, stacklevel=2)
         return self
 
-    def with_scheme(self, scheme: Trace) -> Domain:
-        """This domain with other operators, on the same surface and lattice."""
+    def with_scheme(self, scheme: CutCellOperators) -> Domain:
+        """This domain with other operators, on the same surface and lattice.
+
+        Parameters
+        ----------
+        scheme : CutCellOperators
+            The operators.
+
+        Returns
+        -------
+        Domain
+            The other domain.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> domain.with_scheme(domain.scheme).unknowns == domain.unknowns
+        True
+        """
         other = copy.copy(self)
         for made in ("cut", "_loading"):
             vars(other).pop(made, None)
@@ -331,10 +518,33 @@ class Domain:
     def field(
         self, data: Callable[[Tensor], Tensor] | Tensor | float | str, name: str, channels: bool = False
     ) -> Callable[[Tensor], Tensor]:
-        """data as a function on surface points: a callable, a number, a formula, or values (m,) at `points`.
+        """Data as a function of points on the surface, which checks its values.
 
-        channels: whether there may be several, values (m, k) or a callable that returns (n, k).
-        Raises InputError when they are none of these, or the values have the wrong shape or are not finite.
+        Parameters
+        ----------
+        data : callable, Tensor, float or str
+            A function of points (n, 3), values (m,) at `points`, a number, or a formula in x, y, z.
+        name : str
+            What messages call the data.
+        channels : bool, default False
+            Whether there may be several channels: values (m, k), or a function that returns (n, k).
+
+        Returns
+        -------
+        callable
+            A function of points (n, 3) with values (n,) or (n, k).
+
+        Raises
+        ------
+        InputError
+            If the data are none of these, or their values have a wrong shape or are not finite.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> domain.field("x + 1", "the source")(torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor([2.])
         """
         data = as_data(data, name)
         if not callable(data):
@@ -359,12 +569,63 @@ class Domain:
         return checked
 
     def finite(self, values: Tensor, name: str) -> Tensor:
-        """values; InputError if they are not finite."""
+        """The values that are given, if they are finite.
+
+        Parameters
+        ----------
+        values : Tensor
+            Values (n,).
+        name : str
+            What messages call them.
+
+        Returns
+        -------
+        Tensor
+            `values`.
+
+        Raises
+        ------
+        InputError
+            If some are NaN or infinite.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> domain.finite(torch.ones(2), "the source")
+        tensor([1., 1.])
+        """
         return finite(values, name)
 
     @in_own_precision
     def evaluate(self, unknowns: Tensor, points: Tensor) -> Tensor:
-        """Values (n,) of a field of unknowns at points (n, 3) on or near the surface."""
+        """Values of a field of unknowns at points on or near the surface.
+
+        Parameters
+        ----------
+        unknowns : Tensor
+            The field (unknowns,), such as one of `Solution.unknowns`.
+        points : Tensor
+            Points (n, 3). A point off the surface gets the value at its closest point.
+
+        Returns
+        -------
+        Tensor
+            Values (n,).
+
+        Raises
+        ------
+        InputError
+            If the points are not finite or not of shape (n, 3).
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> u = lamina.poisson(domain, "-6*x*y")
+        >>> round(float(domain.evaluate(u.unknowns[0], [[0.6, 0.8, 0.0]])), 1)
+        0.5
+        """
         points = torch.as_tensor(points).to(self.points)
         if points.ndim != 2 or points.shape[1] != 3 or not torch.isfinite(points).all():
             raise InputError(f"Points must be finite and of shape (n, 3), got shape {tuple(points.shape)}.")
@@ -372,7 +633,20 @@ class Domain:
         return self.scheme.readout(feet) @ unknowns
 
     def own_feet(self) -> ClosestPoints:
-        """`points` on the geometry that was discretised, where that is not the surface itself."""
+        """`points` as points of the surface that was cut, which for samples is a reconstruction.
+
+        Returns
+        -------
+        ClosestPoints
+            Points, normals and components.
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+        >>> domain.own_feet().points.shape
+        torch.Size([642, 3])
+        """
         if self.geometry.exact and self.geometry is self.surface:
             return self.surface.own_feet()
         return self.geometry.closest_points(self.surface.positions)
@@ -413,7 +687,7 @@ def default_grid(surface: Surface) -> DefaultGrid:
 
 
 def as_domain(given: Domain | Surface, caller: str) -> Domain:
-    """The domain that was given, or one with the default grid on a surface that was given.
+    """The given domain, or one with the default grid on the given surface.
 
     Raises InputError for anything else.
     """
@@ -428,7 +702,7 @@ def as_domain(given: Domain | Surface, caller: str) -> Domain:
 
 
 def _asks_for_baseline(options: dict[str, object]) -> bool:
-    """Whether options name a scheme, an order or an extension that are baselines now, or something of theirs."""
+    """Whether options name a scheme, an order, an extension or a setting of the baselines."""
     learned = options.get("extension", "auto")
     return (
         options.get("scheme") in ("coupled", "shell")

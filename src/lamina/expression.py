@@ -1,4 +1,4 @@
-"""Formulas typed by a user, such as sin(5*x) + y^2: parsed by hand, never eval'ed.
+"""Formulas typed by a user, such as sin(5*x) + y^2. They are parsed here and never eval'ed.
 
     formula = either ["if" either "else" formula]
     either  = both (("or" | "|") both)*
@@ -11,11 +11,11 @@
     power   = atom [("^" | "**") signed]             so -x^2 = -(x^2), 2^3^2 = 2^(3^2), 2^-x is allowed
     atom    = number | name | name "(" formula ("," formula)* ")" | "(" formula ")"
 
-A comparison is 1 where it is true and 0 where it is not, so that (z > 0)*x is x on the upper half; a number counts as
-true unless it is 0. where(c, a, b) is a where c is true, and b elsewhere; a if c else b is the same.
+A comparison is 1 where it is true and 0 elsewhere: (z > 0)*x is x on the upper half. A number counts as true unless it
+is 0. where(c, a, b) is a where c is true, and b elsewhere; a if c else b is the same.
 
-The parser climbs precedences (Pratt, 1973) and leaves a program in postfix order, so that evaluation is
-a loop over a stack of tensors and no text can overflow the interpreter's own stack.
+The parser climbs precedences (Pratt, 1973) and makes a program in postfix order. Evaluation is a loop over a stack of
+tensors, so no text can overflow the stack of the interpreter.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from torch import Tensor
 
 from lamina.errors import InputError
 
-MAX_LENGTH = 10_000
-MAX_DEPTH = 100
+# A formula has at most this many characters. It is far beyond what people write, and bounds the time of parsing.
+MAX_FORMULA_LENGTH = 10_000
+# Parentheses and operators are nested at most this deep. The parser calls itself a few times for each level, and
+# stays far below the limit of the interpreter, 1000 calls.
+MAX_FORMULA_DEPTH = 100
 
 CONSTANTS = {"pi": math.pi, "e": math.e}
 
@@ -57,7 +60,7 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Tensor]]] = {
     "where": (3, torch.where),
 }
 
-# What has truth values, by name.
+# Operations whose results are truth values, by name.
 _COMPARISONS: dict[str, tuple[int, Callable[..., Tensor]]] = {
     "<": (2, torch.lt),
     "<=": (2, torch.le),
@@ -74,7 +77,7 @@ _LOGIC: dict[str, tuple[int, Callable[..., Tensor]]] = {
 _CONDITIONAL = ("if", "else")
 _SPELLINGS = {"**": "^", "&": "and", "&&": "and", "|": "or", "||": "or", "!": "not"}
 
-# The operators are functions as well, under names that no user can type.
+# Operators are functions, too. No user can type their names.
 _OPERATIONS = (
     FUNCTIONS
     | _COMPARISONS
@@ -90,7 +93,7 @@ _OPERATIONS = (
     }
 )
 
-_COMPARISON_PRECEDENCE = 3  # also what `not` turns over
+_COMPARISON_PRECEDENCE = 3  # also that of the operand of `not`
 _SIGN_PRECEDENCE = 6  # looser than ^, tighter than *
 _PRECEDENCE = {"or": 1, "and": 2, "+": 4, "-": 4, "*": 5, "/": 5, "^": 7} | dict.fromkeys(
     _COMPARISONS, _COMPARISON_PRECEDENCE
@@ -108,8 +111,9 @@ _TOKEN = re.compile(
 class Expression:
     """A formula in the coordinates of points, and possibly time.
 
-    text: what the user wrote. variables: the names that occur in it, in alphabetical order.
-    program: postfix instructions; a float or a variable's name pushes, an operation's name combines.
+    text: what the user wrote.
+    variables: the variables that occur in it, in alphabetical order.
+    program: postfix instructions. A float or the name of a variable is pushed; an operation combines the last values.
     """
 
     text: str
@@ -117,21 +121,21 @@ class Expression:
     program: tuple[float | str, ...]
 
     def __call__(self, points: Tensor, *, t: float | Tensor | None = None) -> Tensor:
-        """Values (n,) at points (n, 3), in their dtype and on their device; t is needed when it occurs."""
-        # A copy, so that writing into the values of "x" does not move the points.
+        """Values (n,) at points (n, 3), in their dtype and on their device. t is required if it occurs."""
+        # A copy, so that writing into the values of the formula "x" does not change the points.
         return self._result(points, t).to(points.dtype).expand(len(points)).clone()
 
     @property
     def is_comparison(self) -> bool:
-        """Whether it says where something is true, as "z > 0 and x < 1" does, rather than how much something is."""
+        """Whether the values are truth values, as for "z > 0 and x < 1"."""
         return self.program[-1] in _COMPARISONS or self.program[-1] in _LOGIC
 
     def holds(self, points: Tensor) -> Tensor:
-        """Whether it is true (n,) at points (n, 3), as truth values."""
+        """Truth values (n,) at points (n, 3)."""
         return _as_truth(self._result(points, None)).expand(len(points)).clone()
 
     def _result(self, points: Tensor, t: float | Tensor | None) -> Tensor:
-        """Numbers or truth values, (n,) or, where no coordinate occurs, ()."""
+        """Numbers or truth values, (n,), or () if no coordinate occurs."""
         if "t" in self.variables and t is None:
             raise InputError(f'"{self.text}" depends on t: call it with t=..., a number.')
         stack: list[Tensor] = []
@@ -158,7 +162,7 @@ def _as_truth(values: Tensor) -> Tensor:
 
 
 def _converted(operation: str, arguments: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Arguments as an operation takes them: truth values for logic and conditions, numbers for all others."""
+    """The arguments of an operation: truth values for logic and conditions, numbers for all other operations."""
     condition = {"where": 0, "if else": 1}.get(operation)
     logic = operation in _LOGIC
     return [_as_truth(a) if logic or i == condition else a.to(dtype) for i, a in enumerate(arguments)]
@@ -166,7 +170,7 @@ def _converted(operation: str, arguments: list[Tensor], dtype: torch.dtype) -> l
 
 @dataclass(frozen=True)
 class OverTime:
-    """A formula with t in it, as a function of points and time."""
+    """A formula that contains t, as a function of points and time."""
 
     expression: Expression
 
@@ -175,10 +179,11 @@ class OverTime:
 
 
 def as_data(data: Any, name: str, *, time: bool = False) -> Any:
-    """data as solves take them: a formula as a function of points, or of points and time if t occurs in it and `time`
-    allows that, or as a number if it is one; functions, numbers and arrays as they are.
+    """Data as solves take them: a formula becomes a function or a number, all else stays as it is.
 
-    Raises InputError for a formula that cannot be read, and for what is none of these.
+    name: what messages call the data.
+    time: whether a formula may contain t. It then becomes a function of points and time.
+    Raises InputError for a formula that cannot be read, and for anything else.
 
     >>> as_data("2*pi", "the right-hand side")
     6.283185307179586
@@ -208,9 +213,9 @@ def as_data(data: Any, name: str, *, time: bool = False) -> Any:
 
 
 def parse(text: str, variables: Sequence[str] = ("x", "y", "z")) -> Expression:
-    """The formula in `text`, over variables that are any of x, y, z, t.
+    """The formula in `text`. variables: those that it may contain, out of x, y, z and t.
 
-    Raises InputError naming the position (counted from 0) of the first thing that does not fit.
+    Raises InputError with the position (from 0) of the first thing that does not fit.
 
     >>> parse("-x^2 + 1e-1")(torch.tensor([[3.0, 0.0, 0.0]]))
     tensor([-8.9000])
@@ -218,8 +223,8 @@ def parse(text: str, variables: Sequence[str] = ("x", "y", "z")) -> Expression:
     unsupported = set(variables) - {"x", "y", "z", "t"}
     if unsupported:
         raise ValueError(f"variables must be among x, y, z, t, got {sorted(unsupported)}")
-    if len(text) > MAX_LENGTH:
-        raise InputError(f"the expression has {len(text)} characters, more than the {MAX_LENGTH} allowed.")
+    if len(text) > MAX_FORMULA_LENGTH:
+        raise InputError(f"the expression has {len(text)} characters, more than the {MAX_FORMULA_LENGTH} allowed.")
     return _Parser(text, tuple(variables)).parse()
 
 
@@ -255,8 +260,8 @@ class _Parser:
     def _expression(self, least: int) -> None:
         """An operand and every operator after it that binds at least as tightly as `least`."""
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise self._error(f"more than {MAX_DEPTH} levels of nesting at position {self.here.position}")
+        if self.depth > MAX_FORMULA_DEPTH:
+            raise self._error(f"more than {MAX_FORMULA_DEPTH} levels of nesting at position {self.here.position}")
         self._operand()
         self._operators(least)
         if least == 0 and self.here.text == "if":
@@ -264,7 +269,7 @@ class _Parser:
         self.depth -= 1
 
     def _conditional(self) -> None:
-        """The rest of `a if c else b`, behind a."""
+        """The rest of `a if c else b`, after a."""
         opening = self._advance()
         self._expression(1)
         if self.here.text != "else":

@@ -1,7 +1,7 @@
 """Problems with exact solutions, for tests, benchmarks and documentation.
 
-On the sphere the solutions are spherical harmonics. On any other surface {phi = 0} a smooth function g of
-space is taken as the solution and its surface Laplacian as the right-hand side (a manufactured solution).
+On the sphere the solutions are spherical harmonics. On another surface {phi = 0} the solution is a smooth function g of
+space, and the right-hand side is its surface Laplacian (a manufactured solution).
 
 >>> problem = sphere_poisson()
 >>> surface = problem.surface()
@@ -27,10 +27,9 @@ Function = Callable[[Tensor], Tensor]  # points (n, 3) -> values (n,)
 
 @dataclass(frozen=True)
 class Problem:
-    """Lap u = f on a closed surface, where u is known up to a constant.
+    """Lap u = rhs on a closed surface, where u is known up to a constant.
 
-    rhs has zero mean over the surface. The expressions say the same in the language of the command line,
-    where that is short.
+    rhs has zero mean over the surface. The expressions are formulas for the command line, if there are short ones.
     """
 
     name: str
@@ -49,7 +48,7 @@ class RimProblem:
     surface: Callable[..., Surface]
     solution: Function
     rhs: Function
-    flux: Function  # at points of the rim, n leading off the surface
+    flux: Function  # at points of the rim; n is the tangent that points off the surface
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,8 @@ def surface_laplacian(g: Function, phi: Function, x: Tensor) -> Tensor:
         Lap_S g = tr(P Hess g) - (div n) (n . grad g),   div n = tr(P Hess phi) / |grad phi|
 
     (Xu and Zhao, "An Eulerian formulation for solving partial differential equations along a moving
-    interface", J. Sci. Comput. 2003). Derivatives are exact, by automatic differentiation, for which g and
-    phi act on each row of their argument alone. Taken in float64 and given back in the precision of x.
+    interface", J. Sci. Comput. 2003). The derivatives are exact, by automatic differentiation; g and phi must act on
+    each row of their argument separately. They are computed in float64 and returned in the precision of x.
     """
     grad_g, hess_g = _derivatives(g, x)
     grad_phi, hess_phi = _derivatives(phi, x)
@@ -158,7 +157,7 @@ def _derivatives(g: Function, x: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients (n, 3) and Hessians (n, 3, 3) of g at x (n, 3), in float64."""
     with torch.enable_grad():
         x = x.detach().double().requires_grad_()
-        # The zero keeps x in the graph where g is linear or constant, so that its derivatives come out as 0.
+        # The zero keeps x in the graph if g is linear or constant, so that its derivatives are 0.
         total = (g(x) + 0 * (x * x).sum(-1)).sum()
         (gradient,) = torch.autograd.grad(total, x, create_graph=True)
         rows = [torch.autograd.grad(column.sum(), x, retain_graph=True)[0] for column in gradient.unbind(1)]

@@ -1,4 +1,4 @@
-"""How far a computed field is from the exact one: the only place where NMAE, NMaxE and NRMSE are defined."""
+"""Errors of a computed field: NMAE, NMaxE and NRMSE are defined here and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from torch import Tensor
 from lamina.errors import InputError
 
 Field = Tensor | np.ndarray | Sequence[float]
+
+# A field whose range is at most this many roundings of its size counts as constant: subtracting a mean leaves a few.
+ROUNDINGS_OF_CONSTANT = 16
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,14 @@ def errors(
     component: Tensor | np.ndarray | None = None,
     extent: float | None = None,
 ) -> Errors:
-    """Normalised errors of values (n,) against exact (n,), every point counting the same.
+    """Normalised errors of values (n,) against exact (n,). All points have the same weight.
 
-    remove_mean: take the mean off both fields first, as is right where the solution is only defined up to a
-    constant (Poisson on a closed surface). The range is then that of the shifted exact field.
-    component (n,) integers: with remove_mean, one mean for each connected component.
-    extent: a range to divide by instead, that of the initial state where heat has reached a constant.
+    remove_mean: whether to subtract the mean from both fields first. This is right if the solution is only defined up
+    to a constant, as for Poisson's equation on a closed surface. The range is then that of the shifted exact field.
+    component: integers (n,); with remove_mean each connected component has its own mean.
+    extent: a range to divide by instead, such as that of the initial state if the heat equation has reached a constant.
 
-    Raises InputError for fields of different shape, values that are not finite, or an exact field that does
-    not vary.
+    Raises InputError for fields of different shapes, values that are not finite, or an exact field that does not vary.
     """
     u, v = _vector("values", values), _vector("exact", exact)
     if u.shape != v.shape:
@@ -56,7 +58,7 @@ def errors(
         u, v = _centred(u, label), _centred(v, label)
     if extent is None:
         extent = float(v.max() - v.min())
-        varies = extent > 16 * torch.finfo(v.dtype).eps * scale  # a few roundings are left when a mean is taken off
+        varies = extent > ROUNDINGS_OF_CONSTANT * torch.finfo(v.dtype).eps * scale
     else:
         varies = extent > 0
     if not varies:
@@ -69,7 +71,7 @@ def errors(
 
 
 def aligned(exact: Field, values: Field, component: Tensor | np.ndarray | None = None) -> Tensor:
-    """exact (n,) with a constant added on each component, so that it has the mean of values (n,) there."""
+    """exact (n,) plus a constant on each component, such that its mean there is that of values (n,)."""
     v, u = _vector("exact", exact), _vector("values", values)
     label = _labels(component, len(u))
     return _centred(v, label) + (u - _centred(u, label))
@@ -98,7 +100,7 @@ def _labels(component: Tensor | np.ndarray | None, count: int) -> Tensor:
 
 
 def _centred(x: Tensor, label: Tensor) -> Tensor:
-    """x with the mean of each label taken off; label (n,) counts from 0 without gaps."""
+    """x minus its mean over each label; labels (n,) count from 0 without gaps."""
     total = torch.zeros(int(label.max()) + 1, dtype=x.dtype)
     total.index_add_(0, label, x)
     return x - (total / torch.bincount(label))[label]

@@ -1,4 +1,4 @@
-"""Progress on stderr, with the time left, for work that takes more than a moment; silent otherwise."""
+"""A bar of progress on stderr, with the remaining time, for work that takes longer than a moment."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Update = Callable[[float, str], None]  # fraction done, what is being done
+Update = Callable[[float, str], None]  # the fraction that is done, and a word about what is being done
 
-PATIENCE = 2.0  # seconds before the first word
+# The bar appears after this many seconds, so that short work stays silent. Half of it would show bars that vanish at
+# once, twice as much would leave users wondering.
+SECONDS_BEFORE_BAR = 2.0
 
 
 @contextmanager
 def progress(what: str, show: bool | None) -> Iterator[Callable[[float, str], None]]:
-    """Yield update(fraction, detail). show: True, False, or None for "when stderr is a terminal".
+    """Yield a function update(fraction, detail). show: True, False, or None for "only if stderr is a terminal".
 
-    rich draws; a machine without it, which has the numerical core alone, works in silence.
+    The package rich draws the bar. Without it there is none.
     """
     wanted = sys.stderr.isatty() if show is None else show
     try:
@@ -43,13 +45,13 @@ def progress(what: str, show: bool | None) -> Iterator[Callable[[float, str], No
     def update(fraction: float, detail: str = "") -> None:
         bar.update(task, completed=min(max(fraction, 0.0), 1.0), detail=detail)
 
-    patience = threading.Timer(PATIENCE, bar.start)
-    patience.daemon = True
-    patience.start()
+    delay = threading.Timer(SECONDS_BEFORE_BAR, bar.start)
+    delay.daemon = True
+    delay.start()
     try:
         yield update
     finally:
-        patience.cancel()
-        patience.join()
+        delay.cancel()
+        delay.join()
         if bar.live.is_started:
             bar.stop()

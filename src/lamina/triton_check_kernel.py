@@ -1,4 +1,4 @@
-"""The smallest Triton kernel, to see whether others run."""
+"""A minimal Triton kernel, to test whether Triton works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 def runs() -> bool:
-    """Whether it was compiled and did what it should, on the current GPU."""
+    """Whether the kernel was compiled and gave the right result on the current GPU."""
     out = torch.zeros(1, device="cuda")
     _write[(1,)](out)  # pyright: ignore[reportIndexIssue]
     return float(out) == 1

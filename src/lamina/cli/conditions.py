@@ -79,10 +79,10 @@ def _where(option: str, text: str) -> Any:
         return int(loop[1])
     if Path(text).suffix in (".npy", ".txt", ".csv"):
         return _polyline(option, Path(text))
-    from lamina.pde.conditions import place
+    from lamina.pde.conditions import read_place
 
     try:
-        return place(text)
+        return read_place(text)
     except InputError as error:
         raise InputError(f"{option} {error}") from None
 

@@ -46,16 +46,36 @@ MAX_DENSE_ENTRIES = {"cpu": 2**21, "cuda": 2**27}  # Entries of dense intermedia
 
 @dataclass(frozen=True)
 class Attention:
-    """Settings of the learned extension. Pass it to BandDomain instead of the name "attention" to change them.
+    """Settings of the learned extension, to pass as `extension` to `lamina.paper.BandDomain`.
 
-    weights: a checkpoint file, a network, or None for the weights that lamina ships.
-    temperature: T of the blending on a grid of the training spacing; on other grids it is scaled with dx^2.
-    kernel: "gaussian", exp(-d^2 / T), as in the paper; or "exponential", exp(-d / T), which with T = 0.0423 gives the
-    field that the authors published.
-    patch_spacing: distance beyond a patch at which the next ones are placed, over the sides of its bounding box.
-    margin: by how much the boxes of surface samples are dilated, over the same sides; larger than patch_spacing.
-    least_patches: if fewer patches cover the band, more are placed, evenly.
-    tolerance: weights below it are dropped.
+    Parameters
+    ----------
+    weights : str, Path or AttentionNetwork, optional
+        A checkpoint file or a network; by default the weights that lamina ships.
+    temperature : float, default 0.5
+        T of the blending, for grids of the spacing of the training. On other grids it is scaled with the square of dx.
+    kernel : str, default "gaussian"
+        "gaussian", exp(-d^2 / T), as in the paper; or "exponential", exp(-d / T), which with T = 0.0423 made the field
+        that the authors published.
+    patch_spacing : float, default 0.27
+        How far beyond a patch the next ones are placed, as a share of the sides of its bounding box.
+    margin : float, default 0.5
+        By how much the boxes of surface samples are dilated, as a share of the sides of the bounding box of a patch.
+    tolerance : float, default 1e-5
+        Smaller weights are dropped.
+    least_patches : int, default 0
+        The smallest number of patches. If fewer cover the band, more are placed evenly.
+
+    Raises
+    ------
+    InputError
+        If a setting is out of range.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> lamina.paper.Attention(tolerance=1e-4).kernel
+    'gaussian'
     """
 
     weights: str | Path | AttentionNetwork | None = None

@@ -72,16 +72,52 @@ BAND_NEEDS = {
 
 
 class BandDomain(Domain):
-    """A surface with a band of grid nodes around it, for the schemes that lamina is compared with.
+    """A surface with a band of grid nodes around it, for the closest-point schemes that lamina is compared with.
 
-    scheme: "coupled" or "shell"; by default "shell" with the learned extension, otherwise "coupled".
-    order: of the coupled scheme, 2 or 4.
-    extension: as in `lamina.Domain`, or "attention" for the network of the CVPR 2026 paper; an Attention object has
-    other settings of it.
-    band_radius: of the shell and of the learned extension; by default 4.5 dx, or what the patches of a network cover.
-    readout: of the same, "interpolation" or "rbf".
-    rim_order: of the coupled scheme at the rims of an open surface: 2, or 1 for comparison.
-    Other parameters are those of `lamina.Domain`.
+    Parameters
+    ----------
+    surface : Surface
+        As of `lamina.Domain`.
+    spacing : float, optional
+        As of `lamina.Domain`.
+    scheme : str, optional
+        "coupled" or "shell"; by default "shell" for the learned extension, otherwise "coupled".
+    nodes : int, optional
+        As of `lamina.Domain`.
+    order : int, optional
+        2 or, for the coupled scheme, 4; by default 4 for the coupled scheme on smooth surfaces, otherwise 2.
+    reconstruction : str, default "auto"
+        As of `lamina.Domain`.
+    extension : str or Attention, default "auto"
+        As of `lamina.Domain`, or "attention": the network of the CVPR 2026 paper. An `Attention` object changes its
+        settings.
+    band_radius : float, optional
+        The radius of the band of the shell or of the learned extension; by default 4.5 dx, or what the patches of a
+        network cover.
+    readout : str, default "interpolation"
+        How the shell and the learned extension read values on the surface: "interpolation" or "rbf".
+    rim_order : int, default 2
+        The order of the coupled scheme at the rims of an open surface, 2 or, for comparison, 1.
+    origin : Tensor or sequence of float, optional
+        As of `lamina.Domain`.
+    device : torch.device or str, default "cpu"
+        As of `lamina.Domain`.
+    dtype : torch.dtype, default torch.float64
+        As of `lamina.Domain`.
+    show_progress : bool, optional
+        As of `lamina.Domain`.
+
+    Raises
+    ------
+    InputError
+        If arguments are invalid or contradict each other, or if the grid would not fit in memory.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> domain = lamina.paper.BandDomain(lamina.Sphere(level=3), spacing=0.3, scheme="coupled", order=2)
+    >>> lamina.poisson(domain, "-6*x*y").values.shape
+    torch.Size([642])
     """
 
     has_weak_forms = False

@@ -136,14 +136,14 @@ class Coupled:
         return self.levels[0].zero_at_constrained(self.extension @ self.sample(f))
 
     @property
-    def places(self) -> Tensor:
+    def source_points(self) -> Tensor:
         return self.levels[0].band.feet.points
 
     @property
-    def place_faces(self) -> Tensor | None:
+    def source_faces(self) -> Tensor | None:
         return self.levels[0].band.feet.face
 
-    def from_places(self) -> SparseOperator:
+    def source_matrix(self) -> SparseOperator:
         constrained = self.levels[0].constrained
         if constrained is None:
             return self.extension
@@ -152,7 +152,7 @@ class Coupled:
         return SparseOperator(multiply_rows(self.extension.matrix, constrained.rows, zero), values)
 
     def sample(self, u: Field) -> Tensor:
-        return u(self.places)
+        return u(self.source_points)
 
     def solve(
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None = None, report: Report | None = None

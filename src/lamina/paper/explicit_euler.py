@@ -17,7 +17,7 @@ from torch import Tensor
 from lamina.domain import Domain
 from lamina.errors import InputError, SolveError
 from lamina.paper.shell import Shell
-from lamina.pde.boundary import at_places, values_at
+from lamina.pde.boundary import numbers_at, values_at
 from lamina.pde.conditions import Condition, Dirichlet, checked
 from lamina.pde.integrators import Run, Settings
 from lamina.pde.problem import Problem
@@ -61,7 +61,7 @@ def clamp(domain: Domain, conditions: Sequence[Condition] | Condition | None) ->
             "Explicit steps take only Dirichlet conditions on rims, and only with the shell scheme; use lamina.Domain."
         )
     nodes = beyond.nonzero()[:, 0]
-    number = at_places(domain, scheme.band.feet.points[nodes], asked, strict=True)
+    number = numbers_at(domain, scheme.band.feet.points[nodes], asked, strict=True)
     nodes, number = nodes[number >= 0], number[number >= 0]
     if not len(nodes):
         raise InputError("The conditions hold nowhere on a rim; check where they hold.")

@@ -12,9 +12,9 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.paper.coupled import Coupled
 from lamina.paper.ghosts import GhostRule
-from lamina.pde.boundary import KeptConditions, at_places, kinds, steady, values_at
+from lamina.pde.boundary import KeptConditions, computed_once_if_steady, kinds_at, numbers_at, values_at
 from lamina.pde.conditions import Condition
-from lamina.pde.locations import no_rim, tested
+from lamina.pde.locations import evaluate_location, no_rim_message
 from lamina.pde.problem import Problem
 from lamina.spaces.scheme import VALUE
 
@@ -24,7 +24,7 @@ def _all_on_rims(domain: Domain, scheme: Coupled, conditions: list[Condition]) -
     ghosts = scheme.levels[0].ghosts
     for number, c in enumerate(conditions):
         if c.test is not None:
-            found = tested(c.test, domain.points if ghosts is None else ghosts.rim, c, number)
+            found = evaluate_location(c.test, domain.points if ghosts is None else ghosts.rim, c, number)
             if ghosts is None or found.dtype != torch.bool or not bool(found.any()):
                 return False
         elif not isinstance(c.where, str | int):
@@ -44,19 +44,19 @@ def coupled_problem(domain: Domain, scheme: Coupled, conditions: list[Condition]
         if ghosts is None:
             rules.append(None)
             continue
-        condition = at_places(domain, ghosts.rim, conditions, strict=not rules)
-        kind, robin = kinds(domain, conditions, condition, ghosts.rim)
+        condition = numbers_at(domain, ghosts.rim, conditions, strict=not rules)
+        kind, robin = kinds_at(domain, conditions, condition, ghosts.rim)
         if not rules:
             finest = condition
             determined[level.band.component[ghosts.rows[(kind == VALUE) | (robin > 0)]]] = True
         rules.append(GhostRule.from_conditions(ghosts, kind, robin, scheme.rim_order))
     ghosts = scheme.levels[0].ghosts
     if ghosts is None:
-        raise InputError(no_rim(conditions[0], 0))
+        raise InputError(no_rim_message(conditions[0], 0))
     new = scheme.with_rules(rules, determined)
 
     given = partial(values_at, domain, conditions, finest, ghosts.rim)
-    load = steady(lambda time: new.boundary_load(given(time)), conditions)
+    load = computed_once_if_steady(lambda time: new.boundary_load(given(time)), conditions)
     domain = domain.with_scheme(cast(Any, new))
     kept = KeptConditions(conditions, partial(_fluxes_on_rims, domain, conditions), domain)
     return Problem(domain, new, load, lambda u: new.with_ghosts(u, given(0.0)), kept)
@@ -70,8 +70,8 @@ def _fluxes_on_rims(domain: Domain, conditions: list[Condition], u: Tensor, time
     """
     rim, h = domain.rim, domain.spacing
     assert rim is not None
-    condition = at_places(domain, rim.points, conditions, strict=False)
-    kind, robin = kinds(domain, conditions, condition, rim.points)
+    condition = numbers_at(domain, rim.points, conditions, strict=False)
+    kind, robin = kinds_at(domain, conditions, condition, rim.points)
     at, inside, further = (domain.evaluate(u, rim.points - i * h * rim.outward) for i in range(3))
     flux = values_at(domain, conditions, condition, rim.points, time) - robin * at
     flux = torch.where(kind == VALUE, (3 * at - 4 * inside + further) / (2 * h), flux)

@@ -40,9 +40,9 @@ from lamina.paper.interpolation import cubic_or_linear_matrix, linear_stencil
 from lamina.paper.laplacian import staircase_laplacian
 from lamina.paper.rbf_readout import rbf_matrix
 from lamina.progress import Update
-from lamina.spaces.hierarchy import TraceLevel, build_levels
+from lamina.spaces.hierarchy import ChebyshevSmoother, OperatorLevel, build_levels
 from lamina.spaces.scheme import Field
-from lamina.spaces.symmetric import Symmetric
+from lamina.spaces.symmetric import SymmetricOperators
 from lamina.surfaces.base import ClosestPoints
 
 READOUTS = ("interpolation", "rbf")
@@ -50,7 +50,7 @@ READOUTS = ("interpolation", "rbf")
 MIN_CUBIC_RADIUS = math.sqrt(12)
 
 
-class Shell(Symmetric):
+class Shell(SymmetricOperators):
     """The band's nodes with their graph Laplacian L = -K and its hierarchy. A `Scheme` with M = I.
 
     band: all nodes within eps >= sqrt(3) dx of the surface. E: extension (n, n), sparse CSR, rows that sum to one.
@@ -63,7 +63,8 @@ class Shell(Symmetric):
     name = "shell"
     nodes_per_cell = 1
     order = 2
-    smoother = 3, 12.0  # without sliver cells, half the work of the smoother of cut cells takes no more cycles
+    # Without sliver cells, half the work of the smoother of cut cells takes no more cycles.
+    smoother = ChebyshevSmoother(3, 12.0)
 
     def __init__(
         self,
@@ -103,18 +104,18 @@ class Shell(Symmetric):
         return self.extension @ self.sample(f)
 
     @property
-    def places(self) -> Tensor:
+    def source_points(self) -> Tensor:
         return self.band.lattice.position(self.band.ijk) if self.ambient else self.band.feet.points
 
     @property
-    def place_faces(self) -> Tensor | None:
+    def source_faces(self) -> Tensor | None:
         return None if self.ambient else self.band.feet.face
 
-    def from_places(self) -> SparseOperator:
+    def source_matrix(self) -> SparseOperator:
         return self.extension
 
     def sample(self, u: Field) -> Tensor:
-        return u(self.places)
+        return u(self.source_points)
 
     def explicit_step(self, u: Tensor, dt: float, hold: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """(I + dt L) E u. The result is constant along normals only up to the size of the step.
@@ -145,7 +146,7 @@ class Shell(Symmetric):
         return [(spacing, unknowns, entries + E.values().numel(), size), *coarser]
 
 
-def shell_levels(band: Band) -> list[TraceLevel]:
+def shell_levels(band: Band) -> list[OperatorLevel]:
     """K = -L and M = I on the nodes of the band, and P^T K P, P^T P on the lattices of spacing 2dx, 4dx, ..."""
     L = staircase_laplacian(band)
     crow, column = L.crow_indices(), L.col_indices()
@@ -159,7 +160,7 @@ def shell_levels(band: Band) -> list[TraceLevel]:
     place = ((ijk % 2) * torch.tensor([4, 2, 1], device=ijk.device)).sum(1)
     weight = Q1.values(0.5 * OCTANTS.to(L.values()))[place]
     K, M = _coarse_elements(band, elements, element, place)
-    finest = TraceLevel(
+    finest = OperatorLevel(
         band.spacing,
         Pattern(crow, column, diagonal),
         -L.values(),

@@ -1,4 +1,4 @@
-"""Boundary conditions: what a solution is held to on the rims of a surface, and on curves and points inside it."""
+"""Conditions on a solution: on the rims of a surface, and on curves, points and parts inside it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,39 @@ from torch import Tensor
 from lamina.errors import InputError
 from lamina.expression import as_data, parse
 
-# A number, values (m,) at domain.points (or (k,) at the k points of a polyline), a function of points (n, 3), or of
-# points and time, or a formula in x, y, z and t.
+# A number, values (m,) at domain.points (or values (k,) at the points of a polyline), a function of points (n, 3), a
+# function of points and time, or a formula in x, y, z and t.
 Value = float | str | Tensor | Callable[..., Tensor]
-# "rim"; the number of one of its loops; points (k, 3) of a polyline; Points; a formula in x, y, z; or a function of
-# points (n, 3) with truth values, the part of the rim or of the surface where it holds, or real ones, the curve on the
-# surface where it vanishes.
+# "rim", the number of a loop of the rim, points (k, 3) of a polyline, Points, a formula, or a function of points (n,
+# 3): see Condition.
 Where = Any
 
 
 @dataclass(frozen=True)
 class Points:
-    """Single points (p, 3) on a surface, as a place of a Dirichlet condition.
+    """Single points on a surface, as the place of a `Dirichlet` condition.
 
-    In the continuum a point holds nothing: what it does to the solution around it depends on the grid.
+    In the continuous problem the value at a point has no effect. Its effect on the discrete solution depends on the
+    grid.
+
+    Parameters
+    ----------
+    points : Tensor or array_like
+        The points (p, 3), at most one spacing away from the surface.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 0.0, lamina.Dirichlet(lamina.Points([[0.0, 0.0, 1.0]]), 5.0))
+    >>> bool((u.values - 5).abs().max() < 1e-3)
+    True
     """
 
     points: Tensor
 
     def checked(self) -> Tensor:
-        """The points (p, 3). Raises InputError if they are not."""
+        """The points (p, 3). Raises InputError if they are not points."""
         points = _array(self.points)
         if points is None or points.shape[-1:] != (3,) or points.ndim > 2 or not len(points):
             shape = "no points" if points is None else f"shape {tuple(points.shape)}"
@@ -45,7 +58,7 @@ class Points:
 
 
 def _array(data: Any) -> Tensor | None:
-    """data as a floating-point tensor; None if it is none."""
+    """data as a floating-point tensor; None if this is impossible."""
     try:
         found = data if isinstance(data, Tensor) else torch.from_numpy(np.asarray(data, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError):
@@ -53,16 +66,18 @@ def _array(data: Any) -> Tensor | None:
     return found if found.is_floating_point() else found.double()
 
 
-# What may be held inside a surface, for messages.
-INSIDE = (
+# The places inside a surface where a condition may hold, for messages.
+PLACES_INSIDE = (
     'a formula or function ("z > 0.5" is that part of the surface, "z - 0.5" the curve where it vanishes), a polyline '
     "of points (k, 3), or lamina.Points"
 )
 
 
-def place(text: str) -> str | Callable[[Tensor], Tensor]:
-    """ "rim", or the function that a formula such as "z > 0" or "z - 0.3" stands for: with truth values if it is a
-    comparison, with real ones if not. Raises InputError, as the rest of a sentence, if it is neither."""
+def read_place(text: str) -> str | Callable[[Tensor], Tensor]:
+    """ "rim", or the function that a formula stands for: with truth values for "z > 0", with real values for "z - 0.3".
+
+    Raises InputError, whose message is the rest of a sentence, if the text is neither.
+    """
     if text.strip() == "rim":
         return "rim"
     try:
@@ -70,21 +85,32 @@ def place(text: str) -> str | Callable[[Tensor], Tensor]:
     except InputError as error:
         raise InputError(
             f'holds on {text!r}; expected "rim", where the surface ends (a closed one has no rim), the number of one '
-            f"of its loops, {INSIDE}. As a formula it cannot be read: {error}"
+            f"of its loops, {PLACES_INSIDE}. As a formula it cannot be read: {error}"
         ) from None
     return found.holds if found.is_comparison else found
 
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """where: "rim", all rims of the surface; a number, one loop of them, 0 being the longest; a polyline (k, 3) on the
-    surface, closed if it ends where it began; `Points`; or a function of points (n, 3): one with truth values stands
-    for the rim where it holds, or, if it does so nowhere on a rim, for that part of the surface; one with real values
-    for the curve inside the surface where it vanishes. Both sides of a curve get the condition, each with its own
-    solution. A formula is such a function: "z > 0.5" has truth values, "z - 0.5" real ones.
+    """The common base of `Dirichlet`, `Neumann` and `Robin`: where a condition holds, and its value.
 
-    value: a number, a function of points (n, 3), a function of points and time, a formula in x, y, z and t, or values
-    (m,) at domain.points.
+    Both sides of a curve inside the surface get the condition, and each side has its own solution.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds:
+
+        - "rim": all rims of the surface; a number: one loop of the rim, 0 being the longest.
+        - Points (k, 3): a polyline on the surface, closed if it ends where it began.
+        - `Points`: single points, for `Dirichlet` only.
+        - A function of points (n, 3) with truth values: the part of the rim where it is true, or, if it is true nowhere
+          on a rim, that part of the surface.
+        - A function of points (n, 3) with real values: the curve inside the surface where it vanishes.
+        - A formula stands for a function: "z > 0.5" has truth values, "z - 0.5" real values.
+    value : float, str, Tensor or callable, default 0.0
+        A number, a function of points (n, 3), a function of points and time, a formula in x, y, z and t, values (m,) at
+        `domain.points`, or values (k,) at the points of a polyline.
     """
 
     where: Where
@@ -92,11 +118,12 @@ class Condition:
 
     @property
     def name(self) -> str:
+        """The name of the kind of condition."""
         return type(self).__name__
 
     @cached_property
     def line(self) -> Tensor | None:
-        """`where`, if it is a polyline (k, 3). Raises InputError if it is nothing that could be a place."""
+        """`where` if it is a polyline (k, 3), otherwise None. Raises InputError if it is not a place at all."""
         if isinstance(self.where, str | int | Points) or callable(self.where):
             return None
         found = None if self.where is None else _array(self.where)
@@ -111,13 +138,13 @@ class Condition:
         return found
 
     def read(self) -> Condition:
-        """The condition with functions for its formulas. Raises InputError, as the rest of a sentence."""
-        where = place(self.where) if isinstance(self.where, str) else self.where
+        """The condition with functions instead of formulas. Raises InputError, with the rest of a sentence."""
+        where = read_place(self.where) if isinstance(self.where, str) else self.where
         value = as_data(self.value, "has a value", time=True) if isinstance(self.value, str) else self.value
         return self if where is self.where and value is self.value else replace(self, where=where, value=value)
 
     def check(self) -> None:
-        """Raises InputError for a place or a value that is none, as the rest of a sentence."""
+        """Raise InputError, with the rest of a sentence, if the place or the value is invalid."""
         _ = self.line
         if isinstance(self.where, Points):
             self.where.checked()
@@ -126,7 +153,7 @@ class Condition:
             raise InputError(f"has the value {self.value!r}; expected a number, a formula, an array or a function.")
 
     def same_place(self, other: Condition) -> bool:
-        """Whether both are given the same place, in the same way; other overlaps show on the rim only."""
+        """Whether both are given the same place in the same way. Other overlaps are found on the rim only."""
         if self.where is other.where and not isinstance(self.where, str | int):
             return True
         if isinstance(self.where, Points) and isinstance(other.where, Points):
@@ -136,21 +163,84 @@ class Condition:
 
     @property
     def test(self) -> Callable[[Tensor], Tensor] | None:
-        """`where`, if it is a function."""
+        """`where` if it is a function, otherwise None."""
         return cast("Callable[[Tensor], Tensor]", self.where) if callable(self.where) else None
 
 
 class Dirichlet(Condition):
-    """u = value."""
+    """The condition u = value.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds: "rim" (all rims), the number of one loop of the rim (0 is the longest), points (k, 3)
+        of a polyline on the surface, `Points`, a formula, or a function of points; see
+        `lamina.pde.conditions.Condition`.
+    value : float, str, Tensor or callable, default 0.0
+        The value of u: a number, a formula, a function, or values (m,) at `domain.points`.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> half = lamina.clip(lamina.Sphere(level=3), lambda p: p[:, 2])
+    >>> domain = lamina.Domain(half, spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 0.0, lamina.Dirichlet("rim", 3.0))
+    >>> bool((u.values - 3).abs().max() < 1e-6)
+    True
+    """
 
 
 class Neumann(Condition):
-    """The flux out of the surface, diffusivity du/dn with n the tangent that leads off it, is `value`."""
+    """The condition diffusivity du/dn = value: the flux out of the surface.
+
+    n is the tangent of the surface that points off it, at right angles to the rim.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds: "rim" (all rims), the number of one loop of the rim (0 is the longest), points (k, 3)
+        of a polyline on the surface, `Points`, a formula, or a function of points; see
+        `lamina.pde.conditions.Condition`.
+    value : float, str, Tensor or callable, default 0.0
+        The flux: a number, a formula, a function, or values (m,) at `domain.points`.
+
+    Examples
+    --------
+    The flux through the rim of a half sphere balances the right-hand side:
+
+    >>> import lamina
+    >>> half = lamina.clip(lamina.Sphere(level=3), lambda p: p[:, 2])
+    >>> domain = lamina.Domain(half, spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 1.0, lamina.Neumann("rim", 1.0))
+    >>> round(float(u.fluxes[0]), 1)
+    6.3
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Robin(Condition):
-    """diffusivity du/dn + coefficient u = value, the coefficient a number >= 0, a formula or a function of points."""
+    """The condition diffusivity du/dn + coefficient u = value, with n as in `Neumann`.
+
+    Parameters
+    ----------
+    where : str, int, Tensor, Points or callable
+        Where the condition holds: "rim" (all rims), the number of one loop of the rim (0 is the longest), points (k, 3)
+        of a polyline on the surface, `Points`, a formula, or a function of points; see
+        `lamina.pde.conditions.Condition`.
+    value : float, str, Tensor or callable, default 0.0
+        The right-hand side: a number, a formula, a function, or values (m,) at `domain.points`.
+    coefficient : float, str or callable, default 1.0
+        The factor of u, a number >= 0, a formula, or a function of points.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> half = lamina.clip(lamina.Sphere(level=3), lambda p: p[:, 2])
+    >>> domain = lamina.Domain(half, spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, 0.0, lamina.Robin("rim", 6.0, coefficient=2.0))
+    >>> bool((u.values - 3).abs().max() < 1e-6)
+    True
+    """
 
     coefficient: float | str | Callable[[Tensor], Tensor] = 1.0
 
@@ -161,6 +251,7 @@ class Robin(Condition):
 
 
 def checked(conditions: Sequence[Condition] | Condition | None) -> list[Condition]:
+    """The conditions as a list, with functions instead of formulas. Raises InputError if one is invalid."""
     if conditions is None:
         return []
     if not isinstance(conditions, Condition | list | tuple):
@@ -182,7 +273,7 @@ def checked(conditions: Sequence[Condition] | Condition | None) -> list[Conditio
 
 
 def depends_on_time(value: Value) -> bool:
-    """Whether a value is a function of points and time."""
+    """Whether a value is a function of points and time, rather than of points only."""
     if not callable(value):
         return False
     try:

@@ -21,13 +21,45 @@ from lamina.progress import progress
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 
+# The default relative residual of eigenpairs. Eigenvalues are accurate to about its square, far better than the grid.
+DEFAULT_EIGEN_TOLERANCE = 1e-5
+# The default tolerance is at least this many times the estimated rounding error, so that single precision converges.
+EIGEN_TOLERANCE_OVER_ROUNDING = 16
+# At most one mode may be asked for this many unknowns. Higher modes are not resolved by the grid, and the block of
+# vectors, with the residuals and directions of each, would no longer be small against the space.
+MIN_UNKNOWNS_PER_MODE = 5
+# The block holds a quarter more vectors than modes, at least this many more. They make the last modes converge as
+# fast as the first ones; more vectors make each iteration dearer.
+MIN_EXTRA_VECTORS = 4
+# Iterations after which the bar of progress is full. It is typical, not a limit.
+TYPICAL_EIGEN_ITERATIONS = 20
+
 
 @dataclass(frozen=True)
 class Eigenmodes:
-    """The lowest eigenvalues of minus the surface Laplacian, and their functions.
+    """The lowest eigenvalues of minus the surface Laplacian, and their functions; made by `lamina.eigenmodes`.
 
-    eigenvalues (k,) increase from 0 (once for each component); unknowns (k, n) hold the functions on the grid,
-    orthonormal over the surface: the integral of the square of each is 1. residual: the largest relative one.
+    Parameters
+    ----------
+    domain : Domain
+        Where they were computed.
+    eigenvalues : Tensor
+        The eigenvalues (k,) in increasing order. Each component of the surface contributes one 0.
+    unknowns : Tensor
+        The functions (k, n) on the grid, orthonormal over the surface: the integral of the square of each is 1.
+    iterations : int
+        The number of iterations.
+    residual : float
+        The largest relative residual.
+    seconds : float
+        The time that the computation took.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2), 4)
+    >>> len(modes), modes.values.shape
+    (4, torch.Size([4, 642]))
     """
 
     domain: Domain = field(repr=False)
@@ -46,11 +78,47 @@ class Eigenmodes:
         return (self.domain.readout @ self.unknowns.T).T
 
     def __call__(self, points: Tensor) -> Tensor:
-        """The functions (k, n) at points (n, 3) on or near the surface."""
+        """The functions at any points of the surface.
+
+        Parameters
+        ----------
+        points : Tensor
+            Points (n, 3) on or near the surface.
+
+        Returns
+        -------
+        Tensor
+            Values (k, n).
+
+        Examples
+        --------
+        >>> import torch, lamina
+        >>> modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2), 4)
+        >>> modes(torch.tensor([[0.0, 0.0, 1.0]])).shape
+        torch.Size([4, 1])
+        """
         return torch.stack([self.domain.evaluate(u, points) for u in self.unknowns])
 
     def mode(self, i: int) -> Solution:
-        """Function number i, to plot, save or evaluate."""
+        """One of the functions as a `Solution`, to plot, save or evaluate.
+
+        Parameters
+        ----------
+        i : int
+            The number of the function, from 0.
+
+        Returns
+        -------
+        Solution
+            The function.
+
+        Examples
+        --------
+        >>> import lamina
+        >>> modes = lamina.eigenmodes(lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2), 4)
+        >>> modes.mode(1).values.shape
+        torch.Size([642])
+        """
         return Solution(
             self.domain, self.unknowns[i][None], (0.0,), self.iterations, self.residual, steps=0, seconds=self.seconds
         )
@@ -66,27 +134,59 @@ def eigenmodes(
     tolerance: float | None = None,
     show_progress: bool | None = None,
 ) -> Eigenmodes:
-    """The k lowest eigenpairs of -div(diffusivity grad u) = lambda u on the surface.
+    """The k lowest eigenpairs of -div(diffusivity grad u) = lambda u on a surface.
 
-    domain: as in `poisson`.
-    components: "all", where each component has an eigenvalue 0 of its own, or "largest", the modes of the component
-    with the largest area, which vanish on the others.
-    diffusivity: as in `poisson`, 1 unless given. tolerance: relative residual, 1e-5 or what the precision
-    allows; the eigenvalues of the grid are found to about its square.
+    Parameters
+    ----------
+    domain : Domain or Surface
+        Where to solve, as in `poisson`.
+    k : int
+        The number of modes, at most a fifth of the unknowns.
+    components : str, default "all"
+        "all": every connected component has its own eigenvalue 0. "largest": only the modes of the component with the
+        largest area, which vanish on the others.
+    diffusivity : callable, Tensor, float or str, optional
+        As in `poisson`, 1 unless given.
+    tolerance : float, optional
+        The relative residual to reach; by default 1e-5, or more if the precision does not allow it. The eigenvalues of
+        the discrete problem are accurate to about its square.
+    show_progress : bool, optional
+        As in `poisson`.
 
-    Raises InputError for bad input, SolveError when the tolerance is not reached.
+    Returns
+    -------
+    Eigenmodes
+        The eigenvalues in increasing order, and their functions.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid.
+    SolveError
+        If the tolerance is not reached.
+
+    Examples
+    --------
+    The eigenvalues of the unit sphere are 0, 2, 2, 2, 6, ...:
+
+    >>> import lamina
+    >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+    >>> modes = lamina.eigenmodes(domain, 4)
+    >>> [round(float(value), 1) + 0.0 for value in modes.eigenvalues]
+    [0.0, 2.0, 2.0, 2.0]
     """
     domain = as_domain(domain, "eigenmodes")
     scheme = variational(domain, diffusivity, "eigenmodes")
-    if not isinstance(k, int) or not 1 <= k <= scheme.unknowns // 5:
+    most = scheme.unknowns // MIN_UNKNOWNS_PER_MODE
+    if not isinstance(k, int) or not 1 <= k <= most:
         raise InputError(
-            f"k must be an integer from 1 to {scheme.unknowns // 5}, a fifth of the unknowns, got {k!r}; "
+            f"k must be an integer from 1 to {most}, a fifth of the unknowns, got {k!r}; "
             "use a smaller spacing for more."
         )
     if tolerance is None:
-        # Rounding in K u, whose entries do not shrink with dx as those of M u do.
+        # Rounding in K u, relative to M u: the entries of M shrink with dx, those of K do not.
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
-        tolerance = max(1e-5, 16 * rounding)
+        tolerance = max(DEFAULT_EIGEN_TOLERANCE, EIGEN_TOLERANCE_OVER_ROUNDING * rounding)
     fraction("tolerance", tolerance)
     if components not in ("all", "largest"):
         raise InputError(f'components must be "all" or "largest", got {components!r}.')
@@ -94,7 +194,7 @@ def eigenmodes(
     mass = scheme.mass_of_one.new_zeros(scheme.component_count)
     mass.index_add_(0, scheme.component, scheme.mass_of_one)
     wanted = mass.argsort(descending=True)[: 1 if components == "largest" else None]
-    # Weyl: lambda_k is about 4 pi k / area. Shifted by the first of them the operator is definite.
+    # Weyl's law: lambda_k is about 4 pi k / area. A shift by the first of these makes the operator definite.
     shift = 4 * torch.pi / float(mass[wanted].sum())
     levels = scheme.shifted(shift)
     with progress("eigenmodes", show_progress) as update:
@@ -106,7 +206,7 @@ def eigenmodes(
             precondition=lambda r: v_cycle(levels, r),
             scale=shift,
             tolerance=tolerance,
-            report=lambda i, r: update(min(1.0, i / 20), f"{k} eigenmodes, residual {r:.1e}"),
+            report=lambda i, r: update(min(1.0, i / TYPICAL_EIGEN_ITERATIONS), f"{k} eigenmodes, residual {r:.1e}"),
         )
     worst = float(result.residuals.max())
     if not worst <= tolerance:
@@ -125,11 +225,12 @@ def eigenmodes(
 
 
 def _start(scheme, k: int, wanted: Tensor, smooth: Callable[[Tensor], Tensor]) -> Tensor:
-    """The constants of the wanted components, which are exact, and smoothed noise on these; some columns more than k.
+    """The first block: constants on the wanted components, which are exact modes, and smoothed noise there.
 
-    The operator and its V-cycle join no two components, so that what starts as zero stays so.
+    It has more than k columns. The operator and its V-cycle connect no two components, so a vector that is zero on a
+    component stays zero there.
     """
-    count = k + max(4, k // 4)
+    count = k + max(MIN_EXTRA_VECTORS, k // 4)
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(scheme.unknowns, count, generator=generator, dtype=torch.float64) - 0.5
     block = smooth(noise.to(scheme.mass_of_one) * scheme.mass_of_one[:, None])

@@ -18,15 +18,23 @@ from lamina.grid.sizing import extent
 from lamina.linear.krylov import check_convergence
 from lamina.pde.boundary import pose
 from lamina.pde.conditions import Condition
-from lamina.pde.resolution import lost_on_grid, roughly
+from lamina.pde.resolution import approximate_unknowns, resolution_warnings
 from lamina.pde.variational import Coefficient, Diffusivity
 from lamina.progress import progress
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 
-# A right-hand side whose mean is below this share of its largest value is taken as compatible: the
-# discrete mean of a compatible one is not exactly zero either.
-MEAN_TOLERANCE = 1e-3
+# The removed mean of a right-hand side causes a warning if it exceeds this share of the largest value. The discrete
+# mean of a compatible right-hand side is not exactly zero either. With half of the value correct data on coarse grids
+# would cause warnings more often; with twice the value wrong data would cause none more often. It was chosen by
+# trial.
+MAX_UNREPORTED_MEAN = 1e-3
+# The default relative residual of linear solves, unless rounding prevents it. The errors of the grid are far above it.
+# 8 to 22 cycles reach 1e-9 (docs/theory.md), so a tolerance ten times smaller takes one to three cycles more.
+DEFAULT_TOLERANCE = 1e-8
+# The default tolerance is at least this many times the estimated rounding error, so that solves in single precision
+# end.
+TOLERANCE_OVER_ROUNDING = 2
 
 
 @in_own_precision
@@ -41,22 +49,53 @@ def poisson(
     show_progress: bool | None = None,
     raise_on_failure: bool = True,
 ) -> Solution:
-    """Solve div(diffusivity grad u) - screening u = f on the surface: the Laplacian, where no diffusivity is given.
+    """The solution u of div(diffusivity grad u) - screening u = f on a surface.
 
-    domain: a Domain, or a surface, for which one with the default grid is made (u.domain; keep it for the next solve).
-    f: callable on (n, 3) points, values (m,) at domain.points, a number, or a formula in x, y, z such as
-    "sin(5*x) + y"; screening, diffusivity and values of conditions may be formulas, too. conditions: a list of
-    `Dirichlet`, `Neumann` and `Robin`; where none is given, no flux leaves through a rim. With screening = 0 the
-    solution is fixed by zero mean on every connected component that no Dirichlet or Robin condition holds, and the
-    mean of f and of the flux there is removed (with a warning when there is one to speak of).
-    diffusivity: a positive number, values (m,) or symmetric tensors (m, 3, 3), whose tangential part counts, at
-    domain.points, or a callable with such values. screening: a number >= 0, values (m,) at domain.points, or a
-    callable. The solution has gradients with respect to every tensor that is given, and to the shape where the surface
-    carries them (docs/layers.md).
-    tolerance: relative residual, 1e-8 or what the precision allows.
+    Without a diffusivity the first term is the surface Laplacian. If the screening is 0, u has zero mean on every
+    connected component on which no Dirichlet or Robin condition holds. There the mean of f and of the flux through the
+    rim is removed, with a warning if it is not small. The solution has gradients with respect to every tensor among the
+    arguments, and with respect to the shape if the surface carries gradients (docs/layers.md).
 
-    Raises InputError for bad input, SolveError when the tolerance is not reached (raise_on_failure=False
-    returns what there is, with a warning).
+    Parameters
+    ----------
+    domain : Domain or Surface
+        Where to solve. For a surface a domain with the default grid is made; it is `u.domain` afterwards.
+    f : callable, Tensor, float or str
+        The right-hand side: a function of points (n, 3), values (m,) at `domain.points`, a number, or a formula in x,
+        y, z such as "sin(5*x) + y".
+    conditions : Condition or sequence of Condition, optional
+        `Dirichlet`, `Neumann` and `Robin` conditions. Without conditions no flux passes through a rim.
+    screening : callable, Tensor, float or str, default 0.0
+        A number >= 0, values (m,) at `domain.points`, a function of points, or a formula.
+    diffusivity : callable, Tensor, float or str, optional
+        A positive number, values (m,) or symmetric tensors (m, 3, 3) at `domain.points`, a function with such values,
+        or a formula; 1 unless given. Only the tangential part of a tensor counts.
+    tolerance : float, optional
+        The relative residual to reach; by default 1e-8, or more if the precision does not allow it.
+    show_progress : bool, optional
+        Whether to show a bar of progress; by default only if stderr is a terminal.
+    raise_on_failure : bool, default True
+        Whether to raise SolveError if the tolerance is not reached. Otherwise the solution comes with a warning.
+
+    Returns
+    -------
+    Solution
+        The field, with the number of cycles, the residual and warnings.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid.
+    SolveError
+        If the tolerance is not reached.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> domain = lamina.Domain(lamina.Sphere(level=3), spacing=0.3, order=2)
+    >>> u = lamina.poisson(domain, "-6*x*y")
+    >>> bool((u.values - domain.points[:, 0] * domain.points[:, 1]).abs().max() < 0.02)
+    True
     """
     start = time.perf_counter()
     domain = as_domain(domain, "poisson")
@@ -83,7 +122,9 @@ def poisson(
             ),
         )
     warnings = check_convergence(result, tolerance, raise_on_failure)
-    warnings += lost_on_grid(domain, f, "the right-hand side", lambda: roughly(domain, right, data_load))
+    warnings += resolution_warnings(
+        domain, f, "the right-hand side", lambda: approximate_unknowns(domain, right, data_load)
+    )
     u = result.solution
     if not (isinstance(shift, Tensor) or shift):
         with torch.no_grad():
@@ -105,7 +146,7 @@ def poisson(
 
 
 def checked_number(data: Coefficient, name: str) -> float | Tensor | None:
-    """data if it is a number >= 0, a tensor if it carries gradients; None if it is a field.
+    """data as a number >= 0, or as a tensor if it carries gradients; None if it is a field.
 
     Raises InputError for other numbers.
     """
@@ -122,19 +163,19 @@ def checked_number(data: Coefficient, name: str) -> float | Tensor | None:
 
 
 def default_tolerance(domain: Domain, tolerance: float | None) -> float:
-    """1e-8 unless asked otherwise, or as far as the precision goes.
+    """The tolerance that was given, or DEFAULT_TOLERANCE, or more where the precision does not allow it.
 
-    Rounding in A u, whose entries are of size 1/dx^2, leaves a residual of eps (size/dx)^2 relative to f.
+    The entries of A are of size 1/dx^2, so rounding in A u leaves a residual of about eps (size/dx)^2 relative to f.
     """
     if tolerance is None:
         rounding = torch.finfo(domain.points.dtype).eps * (extent(domain.surface) / domain.spacing) ** 2
-        return max(1e-8, 2 * rounding)
+        return max(DEFAULT_TOLERANCE, TOLERANCE_OVER_ROUNDING * rounding)
     return fraction("tolerance", tolerance)
 
 
 def _mean_warning(mean: Tensor, f: Tensor, domain: Domain) -> list[str]:
     scale = float(f.abs().max())
-    if float(mean.abs().max()) <= MEAN_TOLERANCE * scale:
+    if float(mean.abs().max()) <= MAX_UNREPORTED_MEAN * scale:
         return []
     shown = ", ".join(f"{float(m):.4g}" for m in mean[:6]) + (", ..." if len(mean) > 6 else "")
     each = "" if domain.component_count == 1 else " on its components"

@@ -5,8 +5,8 @@ With slopes s_j = du/dt at the stages before it, stage i solves
     (M - d dt A) v_i = M u + dt sum_j a_ij M s_j + d dt load(t + c_i dt),
     s_i = (v_i - u - dt sum_j a_ij s_j) / (d dt),
 
-and the last stage is the new state (the methods are stiffly accurate). Every stage has the same matrix, so that a step
-size is factored once. Only M u enters: a field that is known by its load need not be projected first.
+and the last stage is the new state (the methods are stiffly accurate). All stages have the same matrix, so there is one
+factorisation for each step size. Only M u enters, so a field that is known by its load need not be projected first.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from torch import Tensor
 from lamina.linear.krylov import KrylovResult, check_convergence
 from lamina.spaces.scheme import Scheme
 
-Load = Callable[[float], Tensor]  # time -> what is added to A u
+Load = Callable[[float], Tensor]  # time -> the vector that is added to A u
 
 
 @dataclass(frozen=True)
 class Method:
     """The coefficients of a method.
 
-    diagonal: d. rows: for each stage the coefficients a_ij of the slopes before it. nodes: c_i.
-    explicit_start: whether the first of these slopes is that of the state itself, which the step before has left.
-    error: what the slopes are multiplied with in the estimate of the error; None: there is no estimate.
+    diagonal: d.
+    rows: for each stage the coefficients a_ij of the slopes before it.
+    nodes: c_i.
+    explicit_start: whether the first slope is that of the state itself, which the step before has computed.
+    error: the coefficients of the slopes in the estimate of the error; None if there is no estimate.
     """
 
     diagonal: float
@@ -41,8 +43,10 @@ class Method:
 
 
 def _tr_bdf2() -> Method:
-    """TR-BDF2 as a method of this kind, with the embedded formula of third order for its error: second order, L-stable
-    (Hosea and Shampine 1996, "Analysis and implementation of TR-BDF2")."""
+    """TR-BDF2, of second order and L-stable, with the embedded formula of third order for its error.
+
+    Hosea and Shampine 1996, "Analysis and implementation of TR-BDF2".
+    """
     gamma, w = 2 - math.sqrt(2), math.sqrt(2) / 4
     d = gamma / 2
     error = ((1 - w) / 3 - w, (3 * w + 1) / 3 - w, d / 3 - d)
@@ -59,25 +63,25 @@ TR_BDF2, SDIRK2 = _tr_bdf2(), _sdirk2()
 
 
 @dataclass(frozen=True)
-class Field:
-    """A field by its product with the mass matrix, and by its unknowns where these are known."""
+class State:
+    """A field, given by its product with the mass matrix, and by its unknowns where these are known."""
 
     mass: Tensor  # M u
     unknowns: Tensor | None = None
 
-    def plus(self, factor: float | Tensor, other: Field) -> Field:
+    def plus(self, factor: float | Tensor, other: State) -> State:
         u, v = self.unknowns, other.unknowns
-        return Field(self.mass + factor * other.mass, None if u is None or v is None else u + factor * v)
+        return State(self.mass + factor * other.mass, None if u is None or v is None else u + factor * v)
 
-    def slope_from(self, start: Field, rate: float | Tensor) -> Field:
-        """(self - start) times a rate."""
+    def slope_from(self, start: State, rate: float | Tensor) -> State:
+        """The slope (self - start) rate, where rate is one over the step."""
         u, v = self.unknowns, start.unknowns
-        return Field((self.mass - start.mass) * rate, None if u is None or v is None else (u - v) * rate)
+        return State((self.mass - start.mass) * rate, None if u is None or v is None else (u - v) * rate)
 
 
 @dataclass
 class Cost:
-    """What the linear solves of an integration took."""
+    """Cycles and largest residual of the linear solves of an integration."""
 
     cycles: int = 0
     residual: float = 0.0
@@ -89,7 +93,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Stepper:
-    """Steps of one method for one scheme. warm: whether solves start from the state before."""
+    """Steps of one method for one scheme. warm: whether solves start from the previous state."""
 
     method: Method
     scheme: Scheme
@@ -97,20 +101,20 @@ class Stepper:
     load: Load | None = None
     warm: bool = True
 
-    def field(self, u: Tensor) -> Field:
-        return Field(self.scheme.mass(u), u)
+    def state(self, u: Tensor) -> State:
+        return State(self.scheme.mass(u), u)
 
     def step(
-        self, state: Field, slope: Field | None, time: float, dt: float | Tensor, cost: Cost
-    ) -> tuple[Field, Field, Tensor | None]:
-        """The new state, its slope (for the next step) and the estimate of the error, if the method has one.
+        self, state: State, slope: State | None, time: float, dt: float | Tensor, cost: Cost
+    ) -> tuple[State, State, Tensor | None]:
+        """The new state, its slope for the next step, and the estimate of the error if the method has one.
 
-        dt: a number, or one (k,) for each of k channels. slope: du/dt of the state, None if it is not known.
+        dt: a number, or one number (k,) for each of k channels. slope: du/dt of the state, None if it is not known.
         """
         method = self.method
         slopes = []
         if method.explicit_start:
-            # A rough first state has no slope worth the name: that of a stage of implicit Euler takes its place.
+            # The slope of a rough first state is meaningless. The slope of a stage of implicit Euler replaces it.
             slopes.append(slope or self._implicit(state, state, time, dt, method.diagonal, cost)[1])
         new = state
         for row, node in zip(method.rows, method.nodes, strict=True):
@@ -125,14 +129,14 @@ class Stepper:
         return new, slopes[-1], dt * torch.stack(weighted).sum(0)
 
     def _implicit(
-        self, known: Field, before: Field, time: float, dt: float | Tensor, node: float, cost: Cost
-    ) -> tuple[Field, Field]:
+        self, known: State, before: State, time: float, dt: float | Tensor, node: float, cost: Cost
+    ) -> tuple[State, State]:
         """v = known + d dt v' and v', from (A - c M) v = -c M known - load, c = 1 / (d dt)."""
         rate = 1 / (self.method.diagonal * dt)
         right = -rate * known.mass
         if self.load is not None:
             right = right - self.load(time + node * float(dt))
-        v = self.field(self.solved(right, rate, before.unknowns if self.warm else None, cost))
+        v = self.state(self.solved(right, rate, before.unknowns if self.warm else None, cost))
         return v, v.slope_from(known, rate)
 
     def solved(self, right: Tensor, rate: float | Tensor, start: Tensor | None, cost: Cost) -> Tensor:
@@ -143,7 +147,9 @@ class Stepper:
         return result.solution
 
     def filtered(self, error: Tensor, dt: float, cost: Cost) -> Tensor:
-        """(1 - d dt M^-1 A)^-1 error: without the fast modes, as of a jump from initial to boundary values, which the
-        step damps but its estimate does not (Hosea and Shampine 1996)."""
+        """(1 - d dt M^-1 A)^-1 error: the estimate without fast modes, such as a jump from initial to boundary values.
+
+        The step damps these modes, but its estimate of the error does not (Hosea and Shampine 1996).
+        """
         rate = 1 / (self.method.diagonal * dt)
         return self.solved(-rate * self.scheme.mass(error), rate, None, cost)

@@ -1,4 +1,4 @@
-"""What problems of the variational scheme share: the scheme itself, with a diffusivity."""
+"""Operators of a domain with a diffusivity, and checks of diffusivities and screenings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from lamina.domain import Domain
 from lamina.errors import InputError
 from lamina.expression import as_data
 from lamina.grid.quadrature import Quadrature
-from lamina.spaces.trace import Trace
+from lamina.spaces.operators import CutCellOperators
+
+# Tensors are accepted as symmetric if no entry differs from its mirror image by more than this share of the largest
+# entry. It lets rounding in single precision pass.
+MAX_SKEWNESS = 1e-6
+# Tensors are accepted as positive semidefinite if no eigenvalue is below minus this share of the largest entry. It
+# lets the rounding of tensors of rank 1 or 2 pass.
+MAX_NEGATIVE_EIGENVALUE = 1e-9
 
 # A number, values (m,) or tensors (m, 3, 3) at domain.points, a function of points with such values, or a formula.
 Diffusivity = Callable[[Tensor], Tensor] | Tensor | float | str
@@ -20,21 +27,22 @@ Diffusivity = Callable[[Tensor], Tensor] | Tensor | float | str
 Coefficient = Callable[[Tensor], Tensor] | Tensor | float | str
 
 
-def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> Trace:
+def variational(domain: Domain, diffusivity: Diffusivity | None, what: str) -> CutCellOperators:
     """The operators of a domain, with a diffusivity.
 
-    Raises InputError for a baseline's domain, which has no weak forms, or for a bad diffusivity.
+    what: the option that needs weak forms, for messages.
+    Raises InputError for the domain of a baseline, which has no weak forms, or for an invalid diffusivity.
     """
     if not domain.has_weak_forms:
         raise baseline_refuses(domain, what)
     scheme = domain.scheme
     if diffusivity is None:
         return scheme
-    return Trace(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
+    return CutCellOperators(scheme.cut, on_quadrature(tensor_field(domain, diffusivity), scheme.quadrature))
 
 
 def baseline_refuses(domain: Domain, what: str) -> InputError:
-    """The error for what a baseline's domain cannot do."""
+    """The error for an option that the domain of a baseline does not support."""
     return InputError(
         f"{what} needs functions on cut cells, and this domain is of the {domain.scheme.name} scheme, a baseline; use "
         "lamina.Domain(surface, order=2 or 3)."
@@ -46,7 +54,7 @@ def is_number(data: Diffusivity | None) -> bool:
 
 
 def positive_number(data: Diffusivity | None) -> float | Tensor:
-    """A diffusivity that is a number; a tensor if it carries gradients. Raises InputError if it is not positive."""
+    """A diffusivity that is a number, or a tensor if it carries gradients. Raises InputError unless it is positive."""
     assert data is not None
     assert not callable(data)
     value = float(data.detach() if isinstance(data, Tensor) else data)
@@ -105,10 +113,10 @@ def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor
         if bool(wrong.any()):
             raise InputError(f"the diffusivity must be finite, got {float(values[wrong].min())!r} somewhere.")
         skew = (values - values.transpose(1, 2)).abs().amax()
-        if not bool(skew <= 1e-6 * values.abs().amax()):
+        if not bool(skew <= MAX_SKEWNESS * values.abs().amax()):
             raise InputError("the diffusivity must be symmetric (3, 3) tensors; symmetrise them.")
         lowest = _lowest_eigenvalue(values)
-        if not bool((lowest >= -1e-9 * values.abs().amax()).all()):
+        if not bool((lowest >= -MAX_NEGATIVE_EIGENVALUE * values.abs().amax()).all()):
             raise InputError(
                 f"the diffusivity must be positive semidefinite, got an eigenvalue of {float(lowest.min()):.3g}."
             )
@@ -118,7 +126,10 @@ def tensor_field(domain: Domain, data: Diffusivity) -> Callable[[Tensor], Tensor
 
 
 def _lowest_eigenvalue(A: Tensor) -> Tensor:
-    """(n,) of symmetric matrices (n, 3, 3), by the trigonometric formula: GPU libraries refuse so many at once."""
+    """The lowest eigenvalue (n,) of symmetric matrices (n, 3, 3), by the trigonometric formula.
+
+    Libraries for GPUs do not accept so many matrices at once.
+    """
     mean = A.diagonal(dim1=1, dim2=2).sum(1) / 3
     B = A - mean[:, None, None] * torch.eye(3, dtype=A.dtype, device=A.device)
     size = (B.square().sum((1, 2)) / 6).sqrt()

@@ -1,8 +1,9 @@
-"""Element matrices on cut cells: stiffness, mass, and what keeps cells stable that the surface barely enters."""
+"""Element matrices on cut cells: stiffness, mass, and the stabilisation of cells that hold little of the surface."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
@@ -19,57 +20,92 @@ from lamina.linear.components import column
 from lamina.linear.krylov import KrylovResult, conjugate_gradients
 from lamina.linear.operator import SparseOperator
 
-STABILISATION = 0.05, 0.02, 3e-3  # rho in flat cells, in those beside a turn of the surface, and at the turn
-# The same for quadratic functions. In flat cells half of it gives errors 0.9 times and cycles 1.4 times as large, twice
-# as much 1.14 times and 0.85 times (sphere). At a turn more of it costs accuracy: three balls joined by necks, 23,000
-# unknowns, have an error of 2.0e-4 with 0.1 everywhere and of 6e-5 with less there.
-STABILISATION_Q2 = 0.1, 0.02, 0.01
+
+@dataclass(frozen=True)
+class StabilisationWeights:
+    """The factor rho of the stabilisation, by how much the surface turns within a cell."""
+
+    flat: float
+    beside_turn: float
+    at_turn: float
+
+
+# rho for trilinear functions. It is small where the surface turns, because no single normal is right there. Compared
+# with 0.1 in all cells, these three values divide the error on CAD models by 4 to 7 and take up to twice as many
+# cycles (docs/theory.md).
+STABILISATION_Q1 = StabilisationWeights(0.05, 0.02, 3e-3)
+# rho for quadratic functions. On the sphere, half of the value for flat cells gives 0.9 times the error and 1.4 times
+# the cycles, twice the value gives 1.14 times the error and 0.85 times the cycles. At a turn a larger rho costs
+# accuracy: on three balls joined by necks, with 23,000 unknowns, the error is 2.0e-4 if rho is 0.1 in all cells, and
+# 6e-5 with these.
+STABILISATION_Q2 = StabilisationWeights(0.1, 0.02, 0.01)
+# Stiffness in the mass matrix of trilinear functions, in units of dx^2. These functions make a wave of wave number k
+# too stiff by a share of 0.038 k^2 dx^2, the mean over all directions in which a plane can cut the lattice. The mass
+# with this term is too heavy by the same share, so the two errors cancel. Half of the value would leave half of the
+# error, twice the value the same error with the other sign.
 MASS_CORRECTION = 0.038
-# Share of the stabilisation, times dx^2, in the mass. With 0.3 short time steps take 7 iterations instead of 10, but
-# the 81st of 800 modes of a coarse sphere is 8% too low instead of less than 7%; with 0.03 steps take 15.
-HELD_MASS = 0.1
-LEAST_AREA = 2e-3  # dx^2 of surface that every cell is taken to have
-# RMS difference between the normals of a surface and what the grid shows of them, up to which order 3 is taken. It was
-# chosen on five shapes at two sizes: on the bunny network order 3 errs six times less at 0.06 and 1.4 times less at
-# 0.16, on ReLU networks (hammer, gear) up to 2.4 times more from 0.18 on. benchmarks/orders.py judges it on others.
-ROUGHEST = 0.1
-# By how much the largest eigenvalue of a mean of n n^T must exceed the others together (both add up to 1) for its
-# direction to be held in full.
-CLEAR = 0.1
-CHUNK = {"cpu": 2**16, "cuda": 2**21}  # values of basis functions at a time, times 3
+# Stabilisation in the mass matrix, in units of dx^2. With 0.3 a short time step takes 7 iterations, with 0.1 it takes
+# 10, and with 0.03 it takes 15. With 0.3 the 81st of 800 modes of a coarse sphere is 8 % too low, with 0.1 less than
+# 7 %.
+MASS_STABILISATION = 0.1
+# A cell with less than this area of surface, in units of dx^2, gets the tangential stiffness of this area. It is a
+# tenth of the area below which a neighbour absorbs a cell, so it concerns only cells without such a neighbour. A
+# smaller value makes conjugate gradients slower, a larger one stiffens more cells. It was chosen by trial.
+MIN_STIFFNESS_AREA = 2e-3
+# order="auto" takes order 3 if the RMS difference between the normals of the surface and their trilinear fit is at
+# most this number. It was chosen on five shapes at two sizes. On the bunny network order 3 has a sixth of the error
+# at 0.06 and 1 / 1.4 of it at 0.16; on ReLU networks (hammer, gear) it has up to 2.4 times the error from 0.18 on.
+# Half of the value would give up the gain at 0.06; twice the value would take order 3 on the ReLU networks.
+# benchmarks/orders.py tests it on other shapes.
+MAX_ROUGHNESS_FOR_ORDER_3 = 0.1
+# A direction is the normal of a place without reduction if the largest eigenvalue of the mean of n n^T there exceeds
+# the sum of the other two by this number (all three add up to 1). Below, its stabilisation falls linearly to 0. It
+# was chosen by trial.
+MIN_EIGENVALUE_GAP = 0.1
+# The trace of a projected tensor n n^T, which is about 1, is taken as at least this number before dividing by it.
+MIN_TENSOR_TRACE = 1e-3
+# Relative residual of the projection of normals, far below the error of the projection itself.
+NORMALS_TOLERANCE = 1e-9
+# Basis functions whose values are made at a time: few enough for the caches of a CPU, many enough to keep a GPU busy.
+BASIS_VALUES_PER_CHUNK = {"cpu": 2**16, "cuda": 2**21}
 
 
 def element_matrices(cut: CutSurface, diffusivity: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """K, stabilisation included, and M, both (e, k, k).
+    """K with its stabilisation, and M, both (e, k, k).
 
-    diffusivity (q,) or (q, 3, 3), of which the tangential part counts, at the quadrature points; 1 unless given.
+    diffusivity: (q,) or (q, 3, 3) at the quadrature points, 1 unless given. Only its tangential part counts.
     """
-    plain, held = surface_stiffness(cut), stabilisation(cut)
-    mass = mass_matrices(cut, stiffness=plain, held=held)
+    plain, stabilising = surface_stiffness(cut), stabilisation(cut)
+    mass = mass_matrices(cut, stiffness=plain, stabilising=stabilising)
     stiffness = plain if diffusivity is None else surface_stiffness(cut, diffusivity)
     if cut.degree == 1:
-        held = held + sliver_stiffness(cut)
-    return stiffness + _mean_over_elements(cut, diffusivity) * held, mass
+        stabilising = stabilising + sliver_stiffness(cut)
+    return stiffness + _mean_over_elements(cut, diffusivity) * stabilising, mass
 
 
 def mass_matrices(
-    cut: CutSurface, density: Tensor | None = None, *, stiffness: Tensor | None = None, held: Tensor | None = None
+    cut: CutSurface,
+    density: Tensor | None = None,
+    *,
+    stiffness: Tensor | None = None,
+    stabilising: Tensor | None = None,
 ) -> Tensor:
-    """M (e, k, k) as in `element_matrices`, with a density (q,); stiffness and held: those with this density, and the
-    stabilisation, if known.
+    """M (e, k, k) as in `element_matrices`, with a density (q,) at the quadrature points.
 
-    For trilinear functions the mass gets MASS_CORRECTION dx^2 times the stiffness of the surface. They
-    make a wave too stiff, by a share of its squared wave number times dx^2; this makes it heavier by the same share,
-    and discrete eigenvalues come out several times more accurate (a lumped mass does so too, to excess: Fried and
-    Chavez 2004). Constants have no stiffness, so integrals stay as they are.
+    stiffness, stabilising: the stiffness with this density and the stabilisation, where they are known already.
 
-    For all functions it gets HELD_MASS dx^2 times the stabilisation. What vanishes on the surface has no mass. It would
-    have next to no energy in K + c M when a time step is short and c large, and conjugate gradients would take 20 to 90
-    iterations instead of 10.
+    For trilinear functions the mass gets MASS_CORRECTION dx^2 times the stiffness of the surface. These functions
+    make a wave too stiff by a share that grows with its squared wave number times dx^2. The correction makes the wave
+    heavier by the same share, so that discrete eigenvalues are several times more accurate. (A lumped mass
+    overcorrects them: Fried and Chavez 2004.) Constants have no stiffness, so integrals do not change.
+
+    For all functions the mass gets MASS_STABILISATION dx^2 times the stabilisation. A function that vanishes on the
+    surface has no mass otherwise. It would then have next to no energy in K + c M if a time step is short and c is
+    large, and conjugate gradients would take 20 to 90 iterations instead of 10.
     """
     mass = consistent_mass(cut, density)
-    held = stabilisation(cut) if held is None else held
-    mass = mass + HELD_MASS * cut.spacing**2 * _mean_over_elements(cut, density) * held
+    stabilising = stabilisation(cut) if stabilising is None else stabilising
+    mass = mass + MASS_STABILISATION * cut.spacing**2 * _mean_over_elements(cut, density) * stabilising
     if cut.degree > 1:
         return mass
     stiffness = surface_stiffness(cut, density) if stiffness is None else stiffness
@@ -88,7 +124,7 @@ def surface_stiffness(cut: CutSurface, diffusivity: Tensor | None = None) -> Ten
 
     def products(here: slice) -> Tensor:
         gradient = basis.gradients(cut.local[here])
-        along = torch.stack([directional(gradient, t) for t in frames.flat[here].unbind(1)], 1)  # (q, 2, k)
+        along = torch.stack([directional_derivatives(gradient, t) for t in frames.flat[here].unbind(1)], 1)  # (q, 2, k)
         flux = along * weights[here, None, None]
         if tensor is not None:
             tangent = frames.lifted[here]
@@ -111,15 +147,18 @@ def consistent_mass(cut: CutSurface, density: Tensor | None = None) -> Tensor:
 
 
 def _over_elements(cut: CutSurface, products: Callable[[slice], Tensor], *carriers: Tensor | None) -> Tensor:
-    """The sum (e, k, k) of the products (p, k^2) of the pieces of each element, some at a time; the points of a piece
-    follow each other. carriers: what may carry gradients besides the places of the points."""
+    """The sum (e, k, k) of the products (p, k^2) of the pieces of each element, a chunk of pieces at a time.
+
+    The points of a piece are consecutive. carriers: tensors that may carry gradients, besides the positions of the
+    points.
+    """
     count = cut.basis.count
     out = cut.local.new_zeros(cut.elements.active, count * count)
     tracked = any(t is not None and t.requires_grad for t in (cut.local, *carriers)) and torch.is_grad_enabled()
-    size = cut.per_piece * max(1, 3 * CHUNK[cut.local.device.type] // (cut.per_piece * count))
+    size = cut.per_piece * max(1, 3 * BASIS_VALUES_PER_CHUNK[cut.local.device.type] // (cut.per_piece * count))
     for i in range(0, len(cut.local), size):
         here = slice(i, i + size)
-        # What a chunk makes on the way is many times its result: for gradients it is made again.
+        # The intermediate values of a chunk are many times larger than its result: backward computes them again.
         found = recompute_later(products, here, use_reentrant=False) if tracked else products(here)
         out = out.index_add_(0, cut.element[here][:: cut.per_piece], cast(Tensor, found))
     return out.reshape(-1, count, count)
@@ -132,15 +171,15 @@ def _over_pieces(cut: CutSurface, a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.reshape(-1, rows, count).transpose(1, 2), b.reshape(-1, rows, count)).reshape(-1, count * count)
 
 
-def directional(gradient: Sequence[Tensor], direction: Tensor) -> Tensor:
-    """(n, k) from the three components (n, k) of the gradients and directions (n, 3)."""
+def directional_derivatives(gradient: Sequence[Tensor], direction: Tensor) -> Tensor:
+    """Derivatives (n, k) of k functions in directions (n, 3), from the three components (n, k) of their gradients."""
     x, y, z = direction.unbind(1)
     out = gradient[0] * x[:, None]
     return out.addcmul_(gradient[1], y[:, None]).addcmul_(gradient[2], z[:, None])
 
 
 def _mean_over_elements(cut: CutSurface, diffusivity: Tensor | None) -> Tensor | float:
-    """Mean of a diffusivity or a density over each element (e, 1, 1): what the stabilisation must keep up with."""
+    """Mean of a diffusivity or a density over each element (e, 1, 1). The stabilisation is proportional to it."""
     if diffusivity is None:
         return 1.0
     if diffusivity.ndim == 3:
@@ -153,58 +192,59 @@ def _mean_over_elements(cut: CutSurface, diffusivity: Tensor | None) -> Tensor |
     return (total[0] / total[1].clamp_min(torch.finfo(total.dtype).tiny))[:, None, None]
 
 
-# Holding fields constant along normals
+# Stabilisation: fields are held constant along normals
 
 
 def stabilisation(cut: CutSurface) -> Tensor:
     """(rho/dx) times the integral over each whole cell of (n.grad phi_i)(n.grad phi_j).
 
     For trilinear functions n is the mean normal of the cell. Where the surface turns within the cell, no direction is
-    normal to all of it, and its faces hold the gradient between them: there rho is small. The cells beside it share
-    corners with it, and must not hold those too fast to their own normal.
+    normal to all of the surface, and the faces on both sides determine the gradient already: rho is small there. The
+    neighbouring cells share corners with such a cell, so rho is reduced in them, too.
 
-    Quadratic functions need a normal that varies within the cell as that of the surface does, to second order:
-    the principal direction of `normal_tensors` at 3^3 Gauss points.
+    Quadratic functions need a normal that follows that of the surface to second order within the cell. It is the
+    principal direction of `normal_tensors` at 3^3 Gauss points.
     """
     if cut.degree > 1:
         return _stabilisation_q2(cut)
-    rho = _holding(cut, *STABILISATION)
+    rho = _stabilisation_factor(cut, STABILISATION_Q1)
     return _quadratic(rho[:, None, None] * cut.normal[:, :, None] * cut.normal[:, None, :])
 
 
-def _holding(cut: CutSurface, far: float, beside: float, turned: float) -> Tensor:
-    """rho (e,) by how much the surface turns within each cell, and within those around."""
+def _stabilisation_factor(cut: CutSurface, weights: StabilisationWeights) -> Tensor:
+    """rho (e,), by how much the surface turns within each cell and within the cells around it."""
     unknown = cut.elements.unknown
     corner = cut.flatness.new_ones(cut.elements.unknowns)
     corner.scatter_reduce_(0, unknown.reshape(-1), cut.flatness.repeat_interleave(8), "amin")
     around = corner[unknown].amin(1)
-    return turned + (beside - turned) * cut.flatness**8 + (far - beside) * around**8
+    flat, beside, turned = weights.flat, weights.beside_turn, weights.at_turn
+    return turned + (beside - turned) * cut.flatness**8 + (flat - beside) * around**8
 
 
 def _stabilisation_q2(cut: CutSurface) -> Tensor:
     corner = normal_tensors(cut)[cut.elements.unknown]  # (e, 8, 6)
     t, weight = gauss_points(3, corner.dtype, corner.device)
     at_corner, gradient = Q1.values(t), torch.stack(Q2.gradients(t), 1)  # (g, 8), (g, 3, 27)
-    rho = _holding(cut, *STABILISATION_Q2)
-    out, size = [], max(1, CHUNK[corner.device.type] // (len(t) * Q2.count))
-    for part, held in zip(corner.split(size), rho.split(size), strict=True):
+    rho = _stabilisation_factor(cut, STABILISATION_Q2)
+    out, size = [], max(1, BASIS_VALUES_PER_CHUNK[corner.device.type] // (len(t) * Q2.count))
+    for part, factor in zip(corner.split(size), rho.split(size), strict=True):
         n = _principal(at_corner @ part)  # (c, g, 3)
         slope = torch.einsum("cga,gai->cgi", n, gradient)
-        out.append(torch.bmm((held[:, None, None] * weight[:, None] * slope).transpose(1, 2), slope))
+        out.append(torch.bmm((factor[:, None, None] * weight[:, None] * slope).transpose(1, 2), slope))
     return torch.cat(out)
 
 
 def normal_tensors(cut: CutSurface) -> Tensor:
-    """n n^T of the surface, entries xx, yy, zz, yz, zx, xy, as a trilinear function (corners, 6): its L2 projection,
-    held along the mean normal of each cell. Second order on a smooth surface, on it and around it.
+    """n n^T of the surface as a trilinear function (corners, 6), with entries xx, yy, zz, yz, zx, xy.
 
-    The sign of a normal does not count: faces of a mesh may look to either side.
+    It is the L2 projection, stabilised along the mean normal of each cell. It is of second order on a smooth surface
+    and around it. The sign of a normal does not count, so faces of a mesh may look to either side.
     """
     basis, unknown, count = Q1, cut.elements.unknown, cut.elements.unknowns
     weights, element = cut.quadrature.weights, cut.element
     mass = weights.new_zeros(cut.elements.active, 64)
     load = weights.new_zeros(cut.elements.active, 48)
-    size = cut.per_piece * max(1, 3 * CHUNK[weights.device.type] // (cut.per_piece * 8))
+    size = cut.per_piece * max(1, 3 * BASIS_VALUES_PER_CHUNK[weights.device.type] // (cut.per_piece * 8))
     for i in range(0, len(element), size):
         here = slice(i, i + size)
         phi = basis.values(cut.local[here])
@@ -215,12 +255,12 @@ def normal_tensors(cut: CutSurface) -> Tensor:
         tensor = _tensor(cut.quadrature.normals[here])
         moment = torch.bmm(weighted.reshape(*rows, 8).transpose(1, 2), tensor.reshape(*rows, 6))
         load = load.index_add(0, owner, moment.reshape(-1, 48))
-    held = cut.spacing**2 * _quadratic(STABILISATION[0] * cut.normal[:, :, None] * cut.normal[:, None, :])
-    pattern, (values,) = assemble(unknown, count, [mass.reshape(-1, 8, 8) + held])
+    stabilising = cut.spacing**2 * _quadratic(STABILISATION_Q1.flat * cut.normal[:, :, None] * cut.normal[:, None, :])
+    pattern, (values,) = assemble(unknown, count, [mass.reshape(-1, 8, 8) + stabilising])
     g = weights.new_zeros(count, 6).index_add(0, unknown.reshape(-1), load.reshape(-1, 6))
     constant = values.detach()
     matrix = SparseOperator(pattern.matrix(constant), values if values.requires_grad else None)
-    return projected(matrix, 1 / constant[pattern.diagonal], g, 1e-9)
+    return solve_mass_system(matrix, 1 / constant[pattern.diagonal], g, NORMALS_TOLERANCE)
 
 
 def _tensor(n: Tensor) -> Tensor:
@@ -230,12 +270,14 @@ def _tensor(n: Tensor) -> Tensor:
 
 
 def _principal(tensor: Tensor) -> Tensor:
-    """The eigenvector (..., 3) of the largest eigenvalue of symmetric tensors (..., 6), of unit length where that
-    eigenvalue is larger than the others together, and shorter where faces of several directions mix: no direction is
-    normal to them all, and their gradients hold each other."""
-    tensor = tensor / tensor[..., :3].sum(-1, keepdim=True).clamp_min(1e-3)
+    """The eigenvector (..., 3) of the largest eigenvalue of symmetric tensors (..., 6).
+
+    Its length is 1 where that eigenvalue exceeds the sum of the others by MIN_EIGENVALUE_GAP. It is shorter where faces
+    of several directions meet: no direction is normal to all of them, and they determine the gradient without it.
+    """
+    tensor = tensor / tensor[..., :3].sum(-1, keepdim=True).clamp_min(MIN_TENSOR_TRACE)
     power = tensor
-    for _ in range(4):  # to the 16th power, in which the largest eigenvalue stands alone
+    for _ in range(4):  # the 16th power, in which only the largest eigenvalue remains
         xx, yy, zz, yz, zx, xy = power.unbind(-1)
         power = torch.stack(
             [
@@ -254,19 +296,22 @@ def _principal(tensor: Tensor) -> Tensor:
     n = column.gather(-2, longest[..., None, None].expand(*longest.shape, 1, 3))[..., 0, :]
     n = n / n.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(n.dtype).tiny)
     largest = (_tensor(n) * tensor * tensor.new_tensor([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])).sum(-1, keepdim=True)
-    return n * ((2 * largest - 1) / CLEAR).clamp(0, 1)
+    return n * ((2 * largest - 1) / MIN_EIGENVALUE_GAP).clamp(0, 1)
 
 
-_COLUMNS = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # of the entries xx, yy, zz, yz, zx, xy in the 3 x 3 matrix
+_COLUMNS = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # where the entries xx, yy, zz, yz, zx, xy stand in the 3 x 3 matrix
 
 
 @torch.no_grad()
 def roughness(cut: CutSurface) -> float:
-    """RMS difference between the normals of the surface, but for their sign, and what trilinear functions on the cells
-    show of them: what the grid does not see of how the surface turns. On a smooth surface it falls like dx^2."""
+    """RMS difference between the normals of the surface, up to their sign, and their trilinear fit on the cells.
+
+    It measures how much of the turning of the surface the grid cannot represent. On a smooth surface it falls like
+    dx^2.
+    """
     field, weights = normal_tensors(cut), cut.quadrature.weights
     total = weights.new_zeros(())
-    size = max(1, 3 * CHUNK[weights.device.type] // 8)
+    size = max(1, 3 * BASIS_VALUES_PER_CHUNK[weights.device.type] // 8)
     for i in range(0, len(weights), size):
         here = slice(i, i + size)
         there = (Q1.values(cut.local[here])[:, None] @ field[cut.elements.unknown[cut.element[here]]])[:, 0]
@@ -276,17 +321,20 @@ def roughness(cut: CutSurface) -> float:
     return float((total / weights.sum()).sqrt())
 
 
-def worth_order_3(cut: CutSurface) -> tuple[bool, str]:
-    """Whether quadratic functions on these cells promise more than trilinear ones on as many smaller cells, and why."""
-    found = roughness(cut)
-    compared = f"its normals differ from what cells show of them by {found:.2g}, at most {ROUGHEST:g} for order 3"
-    if found <= ROUGHEST:
+def smooth_enough_for_order_3(cut: CutSurface) -> tuple[bool, str]:
+    """Whether quadratic functions on these cells should be more accurate than as many trilinear ones on smaller cells.
+
+    The second result is the reason, in words.
+    """
+    found, limit = roughness(cut), MAX_ROUGHNESS_FOR_ORDER_3
+    compared = f"its normals differ from what cells show of them by {found:.2g}, at most {limit:g} for order 3"
+    if found <= limit:
         return True, f"the grid sees how the surface turns: {compared}"
     return False, f"the surface turns within cells: {compared}"
 
 
-def projected(matrix: SparseOperator, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
-    """v with matrix v = g, for a mass matrix and one over its diagonal."""
+def solve_mass_system(matrix: SparseOperator, inverse: Tensor, g: Tensor, tolerance: float) -> Tensor:
+    """v with matrix v = g, by conjugate gradients for a mass matrix. inverse: one over its diagonal."""
 
     def krylov(b: Tensor, size: Tensor | None) -> KrylovResult:
         return conjugate_gradients(
@@ -298,17 +346,17 @@ def projected(matrix: SparseOperator, inverse: Tensor, g: Tensor, tolerance: flo
 
 
 def sliver_stiffness(cut: CutSurface) -> Tensor:
-    """Tangential stiffness for cells that the surface barely enters, as if LEAST_AREA dx^2 of it lay in them.
+    """Tangential stiffness (e, 8, 8) that gives every cell as much as MIN_STIFFNESS_AREA dx^2 of surface would.
 
-    Slivers that no neighbour could absorb (the tips of tiny parts) hang on a piece of no area; without this
-    conjugate gradients crawl.
+    It concerns cells with little surface that no neighbour could absorb, such as the tips of tiny parts. Without it
+    conjugate gradients converge very slowly.
     """
     area = torch.zeros_like(cut.normal[:, 0]).index_add_(0, cut.element, cut.quadrature.weights) / cut.spacing**2
-    small = (area < LEAST_AREA).nonzero()[:, 0]
+    small = (area < MIN_STIFFNESS_AREA).nonzero()[:, 0]
     normal = cut.normal[small]
     tangent = torch.eye(3, dtype=area.dtype, device=area.device) - normal[:, :, None] * normal[:, None, :]
     out = area.new_zeros(len(area), 8, 8)
-    out[small] = _quadratic((LEAST_AREA - area[small])[:, None, None] * tangent)
+    out[small] = _quadratic((MIN_STIFFNESS_AREA - area[small])[:, None, None] * tangent)
     return out
 
 
@@ -319,7 +367,7 @@ def _quadratic(D: Tensor) -> Tensor:
 
 @lru_cache
 def _gradient_moments(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The integrals (9, 64) of d_a phi_i d_b phi_j over the unit cell, exact by two Gauss points an axis."""
+    """The integrals (9, 64) of d_a phi_i d_b phi_j over the unit cell; two Gauss points an axis are exact."""
     t, weight = gauss_points(2, torch.float64, torch.device("cpu"))
     gradient = torch.stack(Q1.gradients(t), -1)  # (8 points, 8 functions, 3)
     moments = torch.einsum("q,qia,qjb->abij", weight, gradient, gradient)
@@ -328,13 +376,13 @@ def _gradient_moments(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @lru_cache
 def child_interpolation(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """T (8, 8, 8): T[o, i, j] is the value at corner i of the child cell in octant o of coarse corner function j."""
+    """T (8, 8, 8): T[o, i, j] is the value of coarse function j at corner i of the child cell in octant o."""
     octants = OCTANTS.to(device=device, dtype=dtype)
     position = 0.5 * (octants[:, None] + octants[None])
     return Q1.values(position.reshape(-1, 3)).reshape(8, 8, 8)
 
 
 def on_corners(E: Tensor) -> Tensor:
-    """Element matrices (e, 27, 27) of quadratic functions, restricted to the trilinear ones of the same cells."""
+    """Element matrices (e, 8, 8) of trilinear functions, from those (e, 27, 27) of quadratic ones on the same cells."""
     T = from_corners(Q2, E.dtype, E.device)
     return T.T @ E @ T

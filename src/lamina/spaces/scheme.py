@@ -1,4 +1,4 @@
-"""What a PDE asks of a scheme, so that one Poisson and one heat solver serve all of them."""
+"""The interface of a scheme. One Poisson solver and one heat solver serve all schemes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from lamina.linear.krylov import KrylovResult
 from lamina.linear.operator import SparseOperator
 from lamina.surfaces.base import ClosestPoints
 
-FREE, VALUE, FLUX = 0, 1, 2  # what a condition gives at a place of a rim: nothing, u, or the flux
+FREE, VALUE, FLUX = 0, 1, 2  # what a condition prescribes at a point: nothing, u, or the flux
 Field = Callable[[Tensor], Tensor]  # points (n, 3) on the surface -> values (n,)
-Shift = float | Tensor  # c in A - c M; a tensor () may carry gradients
+Shift = float | Tensor  # c in A - c M; a tensor of shape () may carry gradients
 Report = Callable[[int, float], None]  # iteration, relative residual
 
 
 class Scheme(Protocol):
-    """M du/dt = A u + load: A discretises the surface Laplacian on a vector u of unknowns, M its mass.
+    """M du/dt = A u + load. A discretises the surface Laplacian on a vector u of unknowns, and M is the mass matrix.
 
-    In the coupled scheme M is the identity; in a Galerkin scheme A is minus the stiffness matrix.
+    In a Galerkin scheme A is minus the stiffness matrix. In the coupled closest-point scheme M is the identity.
     """
 
     name: str
     order: int
     spacing: float
     component_count: int
-    nodes_per_cell: int  # along an edge of a cell, the far end not counted
+    nodes_per_cell: int  # nodes along an edge of a cell, without the one at its far end
 
     @property
     def unknowns(self) -> int: ...
@@ -42,42 +42,43 @@ class Scheme(Protocol):
 
     @property
     def component(self) -> Tensor:
-        """The component (n,) of each unknown: what the operator joins."""
+        """The component (n,) of each unknown. A solution spreads over a component and no further."""
         ...
 
     def load(self, f: Field) -> Tensor:
-        """The right-hand side that stands for f in A u = load(f)."""
+        """The right-hand side load(f) of A u = load(f), which stands for f."""
         ...
 
     @property
-    def places(self) -> Tensor:
-        """Points (p, 3) at which a field is known to the load, and ..."""
+    def source_points(self) -> Tensor:
+        """Points (p, 3) where source data are sampled."""
         ...
 
     @property
-    def place_faces(self) -> Tensor | None:
-        """The faces (p,) of a mesh that the places lie on, where they are known."""
+    def source_faces(self) -> Tensor | None:
+        """The faces (p,) of a mesh on which the source points lie; None if they are not known."""
         ...
 
-    def from_places(self) -> SparseOperator:
-        """... the matrix (unknowns, p) that takes its values there to the load."""
+    def source_matrix(self) -> SparseOperator:
+        """The matrix (unknowns, p) that makes the load of values at the source points."""
         ...
 
     def sample(self, u: Field) -> Tensor:
-        """The unknowns that stand for the surface field u."""
+        """The unknowns that represent the surface field u."""
         ...
 
     def solve(
         self, g: Tensor, shift: Shift, *, tolerance: float, start: Tensor | None, report: Report | None
     ) -> KrylovResult:
-        """Solve (A - shift M) u = g; for shift 0 up to a constant a component, g made compatible.
+        """Solve (A - shift M) u = g. For shift 0 g is made compatible, and u is known up to a constant a component.
 
-        The solution has gradients with respect to g (n,), or k of them (n, k), and to all that A and M carry.
+        The solution has gradients with respect to g (n,) or (n, k) and with respect to everything that A and M depend
+        on.
         """
         ...
 
     def remove_mean(self, u: Tensor, mean_at_points: Callable[[Tensor], Tensor]) -> Tensor:
-        """u shifted to zero mean on each component; mean_at_points(u) gives the means (c,) over the samples."""
+        """u with zero mean on each component. mean_at_points(u) gives the means (c,) over the samples."""
         ...
 
     def norm(self, u: Tensor) -> float:
@@ -85,7 +86,7 @@ class Scheme(Protocol):
         ...
 
     def incompatible(self, g: Tensor, u: Tensor) -> Tensor:
-        """What was taken off g on each component for A u = g to have a solution, as a mean of f (c,)."""
+        """The mean of f (c,) that was subtracted on each component so that A u = g has a solution."""
         ...
 
     def readout(self, feet: ClosestPoints) -> SparseOperator:

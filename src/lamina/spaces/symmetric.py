@@ -1,4 +1,4 @@
-"""What schemes with a symmetric stiffness and a Galerkin hierarchy share: means, the linear solve, the table."""
+"""The base of schemes with symmetric stiffness and a Galerkin hierarchy: means, linear solve, table of levels."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from lamina.linear.components import ComponentMean, column, component_sums
 from lamina.linear.krylov import KrylovResult, conjugate_gradients, in_blocks
 from lamina.linear.multigrid import ShiftedHierarchies, in_single_precision, v_cycle
 from lamina.linear.operator import SparseOperator
-from lamina.spaces.hierarchy import SMOOTHER, ChannelLevel, ShiftedLevel, TraceLevel
+from lamina.spaces.hierarchy import SMOOTHER, ChannelLevel, OperatorLevel, ShiftedLevel
 from lamina.spaces.scheme import Report, Shift
 
 
-class Symmetric:
-    """M du/dt = -K u + load, K and M symmetric, K 1 = 0: so the sum of M u is conserved, component by component.
+class SymmetricOperators:
+    """M du/dt = -K u + load with symmetric K and M, and K 1 = 0: the sum of M u is conserved on each component.
 
-    levels: the hierarchy, finest first. component_count c: the unknowns belong to components 0, ..., c - 1.
-    free (c,) bool: on which of them K 1 = 0; where boundary conditions hold values it is not, and nothing is conserved.
-    entries: of K and of M (nnz,), where they carry gradients. Vectors are (n,), or (n, k) for k fields.
+    levels: the hierarchy, finest first.
+    component_count: the number c of components. The unknowns belong to components 0, ..., c - 1.
+    free: (c,) bool, on which components K 1 = 0. Where conditions fix values, K 1 is not 0 and nothing is conserved.
+    entries: the entries (nnz,) of K and of M, if they carry gradients.
+    Vectors are (n,), or (n, k) for k fields.
     """
 
     smoother = SMOOTHER
 
     def __init__(
         self,
-        levels: list[TraceLevel],
+        levels: list[OperatorLevel],
         component_count: int,
         free: Tensor | None = None,
         entries: tuple[Tensor, Tensor] | None = None,
@@ -64,8 +66,8 @@ class Symmetric:
 
     @cached_property
     def mass_of_one(self) -> Tensor:
-        """M 1, whose inner product with u is the integral of u."""
-        with torch.enable_grad():  # Cached: built with gradients even if first requested under no_grad.
+        """M 1. Its inner product with u is the integral of u."""
+        with torch.enable_grad():  # cached: built with gradients even if first requested under no_grad
             return self.mass_matrix @ torch.ones_like(self.levels[0].stiffness[: self.unknowns])
 
     @cached_property
@@ -85,9 +87,9 @@ class Symmetric:
     ) -> KrylovResult:
         """Conjugate gradients on K + shift M, preconditioned by one V-cycle; the right-hand side is -g.
 
-        The mean of u on each component is known beforehand; what is solved for is the rest, so that neither the
-        tolerance nor rounding touches the integral, and a field near its mean still gets all its digits.
-        shift: a number, or one (k,) for each column of g.
+        The mean of u on each component is known beforehand, and only the rest is solved for. Neither the tolerance nor
+        rounding therefore changes the integral, and a field close to its mean keeps all its digits.
+        shift: a number, or one number (k,) for each column of g.
         """
         moving = isinstance(shift, Tensor) or shift != 0
         size = g.detach().norm(dim=0)
@@ -103,7 +105,7 @@ class Symmetric:
         u = self.without_mean(result.solution)
         if moving:
             mean = self._component_sums(g) / (shift * column(self.area, g))
-            u = u - self._everywhere(self._on_free(mean))
+            u = u - self._at_unknowns(self._on_free(mean))
         return KrylovResult(u, result.iterations, result.residual, result.converged)
 
     def _conjugate_gradients(
@@ -115,11 +117,14 @@ class Symmetric:
         size: Tensor | None,
         report: Report | None,
     ) -> KrylovResult:
-        """Solve (K + shift M) u = b, b with zero sums on free components; size (k,): of b before its mean was taken."""
+        """Solve (K + shift M) u = b, where b has zero sums on free components.
+
+        size: the norms (k,) of b before its mean was subtracted.
+        """
         channels = shift.detach() if isinstance(shift, Tensor) and shift.ndim else None
         c = 0.0 if channels is not None else float(shift.detach() if isinstance(shift, Tensor) else shift)
         moving = channels is not None or c != 0
-        if channels is not None:  # the columns of vmap come with each of them
+        if channels is not None:  # under vmap each channel has several columns
             channels = channels.repeat_interleave(b.shape[1] // len(channels))
 
         def columns(b: Tensor, part: slice, unit: Tensor) -> KrylovResult:
@@ -130,12 +135,12 @@ class Symmetric:
             mean = self._unshifted[0].mean
             scale = b.norm(dim=0) if whole is None else whole
             if moving and whole is not None:
-                # A right-hand side that is all mean leaves only rounding; but a field that diffuses to its mean must
-                # not stop short of it.
+                # If the right-hand side is almost constant, b is only rounding and is not solved for. But a field that
+                # diffuses to its mean must be solved until it reaches the mean.
                 scale = torch.maximum(b.norm(dim=0), 1e2 * torch.finfo(b.dtype).eps / tolerance * whole)
 
             def project(v: Tensor) -> Tensor:
-                # For shift 0 constants are out of reach; rounding would pile up in them.
+                # For shift 0 constants are in the kernel of K, and rounding errors would accumulate in them.
                 return v if moving else mean.remove(v)
 
             return conjugate_gradients(
@@ -152,7 +157,7 @@ class Symmetric:
         return in_blocks(columns, b)
 
     def _cycle(self, shift: float, channels: Tensor | None, many: bool):
-        """The finest level of K + c M, with a shift c for all columns or one for each, and a V-cycle for it."""
+        """The finest level of K + c M and a V-cycle for it, with one shift c for all columns or one for each column."""
         if channels is not None:
             finest = ChannelLevel(self._unshifted[0], channels)
             levels = [ChannelLevel(base, channels.float()) for base in self._unshifted_single]
@@ -161,7 +166,7 @@ class Symmetric:
         return finest, in_single_precision(self._single.cycle(shift)) if many else self._shifted.cycle(shift)
 
     def _sensitivity(self, shift: Shift):
-        """What K + shift M is made of and carries gradients; and those of -v.(K + shift M) u with respect to it."""
+        """The tensors with gradients that K + shift M is made of, and the gradients of -v.(K + shift M) u for them."""
         entries = () if self.entries is None else self.entries
         shifts = (shift,) if isinstance(shift, Tensor) else ()
 
@@ -178,7 +183,7 @@ class Symmetric:
 
     @cached_property
     def _unshifted(self) -> list[ShiftedLevel]:
-        """The levels of K, which serve all shifts that channels may have."""
+        """The levels of K, which serve all shifts of channels."""
         return self._shift(0.0)
 
     @cached_property
@@ -190,31 +195,31 @@ class Symmetric:
         return ShiftedHierarchies(self._shift_single)
 
     def shifted(self, shift: float) -> list[ShiftedLevel]:
-        """The levels of K + shift M; the last few are kept."""
+        """The levels of K + shift M. Those of the last few shifts are cached."""
         return self._shifted.levels(shift)
 
     def _shift(self, shift: float) -> list[ShiftedLevel]:
         return self._shift_levels(self.levels, shift)
 
     def _shift_single(self, shift: float) -> list[ShiftedLevel]:
-        return self._shift_levels([level.single() for level in self.levels], shift)
+        return self._shift_levels([level.in_single_precision() for level in self.levels], shift)
 
-    def _shift_levels(self, levels: list[TraceLevel], shift: float) -> list[ShiftedLevel]:
+    def _shift_levels(self, levels: list[OperatorLevel], shift: float) -> list[ShiftedLevel]:
         means = [ComponentMean(level.component, self.component_count, only=self.free) for level in levels]
         return [ShiftedLevel(level, shift, mean, self.smoother) for level, mean in zip(levels, means, strict=True)]
 
     def compatible(self, g: Tensor) -> Tensor:
-        """g less what makes its sum on each free component zero, spread like a constant f."""
+        """g minus the load of a constant f on each free component, such that its sums there are zero."""
         mean = self._on_free(self._component_sums(g) / column(self.area, g))
-        return g - self._everywhere(mean) * column(self.mass_of_one, g)
+        return g - self._at_unknowns(mean) * column(self.mass_of_one, g)
 
     def without_mean(self, u: Tensor) -> Tensor:
-        """u less its mean on each free component."""
+        """u minus its mean on each free component."""
         sums = self._component_sums(column(self.mass_of_one, u) * u)
-        return u - self._everywhere(self._on_free(sums / column(self.area, u)))
+        return u - self._at_unknowns(self._on_free(sums / column(self.area, u)))
 
-    def _everywhere(self, means: Tensor) -> Tensor:
-        """Means (c,) or (c, k) at the unknowns; those of one component as they are: that has quicker gradients."""
+    def _at_unknowns(self, means: Tensor) -> Tensor:
+        """Means (c,) or (c, k) at the unknowns. A single mean is broadcast, which has faster gradients."""
         return means if self.component_count == 1 else means[self.component]
 
     def _on_free(self, means: Tensor) -> Tensor:

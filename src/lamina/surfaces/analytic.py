@@ -32,7 +32,26 @@ class _Analytic(Surface):
 
 
 class Sphere(_Analytic):
-    """Sphere of given radius around the origin."""
+    """A sphere around the origin.
+
+    Parameters
+    ----------
+    radius : float, default 1.0
+        Its radius.
+    level : int, default 5
+        The level of the icosphere whose 10 4^level + 2 vertices are the samples.
+
+    Raises
+    ------
+    InputError
+        If the radius is not positive.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> lamina.Sphere(radius=2.0, level=3)
+    Sphere 'sphere' (analytic): 642 points, 1280 faces, 1 component, extent 4 x 4 x 4
+    """
 
     def __init__(self, radius: float = 1.0, level: int = 5) -> None:
         super().__init__("sphere")
@@ -53,7 +72,27 @@ class Sphere(_Analytic):
 
 
 class Torus(_Analytic):
-    """Torus around the z axis: tube of radius r around a circle of radius R."""
+    """A torus around the z axis: a tube of radius r around a circle of radius R.
+
+    Parameters
+    ----------
+    R : float, default 1.0
+        The radius of the circle.
+    r : float, default 0.4
+        The radius of the tube, less than R.
+
+    Raises
+    ------
+    InputError
+        If a radius is not positive, or if r is not less than R.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> torus = lamina.Torus(R=1.0, r=0.25)
+    >>> torus.reach
+    0.25
+    """
 
     def __init__(self, R: float = 1.0, r: float = 0.4) -> None:
         super().__init__("torus")
@@ -83,7 +122,26 @@ class Torus(_Analytic):
 
 
 class Ellipsoid(_Analytic):
-    """x^2/a^2 + y^2/b^2 + z^2/c^2 = 1."""
+    """The ellipsoid x^2/a^2 + y^2/b^2 + z^2/c^2 = 1.
+
+    Parameters
+    ----------
+    a, b, c : float, default 1.0, 0.8, 0.6
+        Its semi-axes.
+    level : int, default 5
+        The level of the icosphere whose 10 4^level + 2 vertices, scaled by the semi-axes, are the samples.
+
+    Raises
+    ------
+    InputError
+        If a semi-axis is not positive.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> lamina.Ellipsoid(1.0, 0.5, 0.5, level=3)
+    Ellipsoid 'ellipsoid' (analytic): 642 points, 1280 faces, 1 component, extent 2 x 1 x 1
+    """
 
     def __init__(self, a: float = 1.0, b: float = 0.8, c: float = 0.6, level: int = 5) -> None:
         super().__init__("ellipsoid")

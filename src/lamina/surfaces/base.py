@@ -52,27 +52,59 @@ class NearNodes:
 
 
 class Surface(ABC):
-    """A surface: samples where solutions are reported, and a closest-point map near it.
+    """The base of all surfaces: samples where solutions are reported, and a closest-point map near the surface.
 
-    points (m, 3), normals (m, 3), areas (m,): samples with unit normals and their share of the area.
-    faces (f, 3) int64 or None: triangles over the points, for files and pictures only.
-    component (m,) int64: the connected component of each sample, numbered from 0.
-    notes: what was repaired or assumed when the surface was made, one sentence each.
-    facts: what else `lamina info` says of the surface, by name.
-    reach: smallest medial radius, if a formula gives it; if None, lamina.grid.sizing measures it on the samples.
+    A subclass sets `points`, `normals`, `areas` and `component`, and defines `closest_points`.
 
-    Traits, booleans that are decided where a surface is made; later code asks them and not the class. A surface that is
-    made of another one (Clipped) inherits them with `inherit_traits`.
-    smooth: whether the normal varies continuously, as on analytic surfaces, sphere maps and zero sets. It is a property
-    of the representation: a zero set whose function has kinks is called smooth, too.
-    sampled: whether the surface is known at points only, as point clouds and splats are.
-    noisy: whether the samples carry noise. A point cloud is taken for noisy until a reconstruction has measured it.
-    sharp: whether the surface may have creases, as meshes may.
-    open: whether the surface may have rims, where it ends.
-    exact: whether closest points are those of the surface itself and not of a fit to samples.
-    faceted: whether the surface consists of flat faces, with a crease along every edge.
-    tracked: whether the shape carries gradients. `points` and everything made of `points` are constants even then;
-    closest points, `positions`, `own_feet` and `own_areas` carry the gradients.
+    Parameters
+    ----------
+    name : str, optional
+        What reports call the surface, the name of its class unless given.
+
+    Attributes
+    ----------
+    points, normals, areas : Tensor
+        Samples (m, 3), their unit normals (m, 3) and their shares (m,) of the area.
+    faces : Tensor or None
+        Triangles (f, 3) int64 over the points, for files and pictures only.
+    component : Tensor
+        The connected component (m,) int64 of each sample, from 0.
+    notes : list of str
+        What was repaired or assumed when the surface was made, one sentence each.
+    facts : dict
+        Further facts that `lamina info` reports, by name.
+    reach : float or None
+        The smallest medial radius, where a formula gives it. Otherwise lamina.grid.sizing measures it on the samples.
+    smooth : bool
+        Whether the normal varies continuously, as on analytic surfaces, sphere maps and zero sets. It is a property
+        of the representation: a zero set whose function has kinks is called smooth, too.
+    sampled : bool
+        Whether the surface is known at points only, as point clouds and splats are.
+    noisy : bool
+        Whether the samples carry noise. A point cloud counts as noisy until a reconstruction has measured it.
+    sharp : bool
+        Whether the surface may have creases, as meshes may.
+    open : bool
+        Whether the surface may have rims, where it ends.
+    exact : bool
+        Whether closest points are those of the surface itself, not of a fit to samples.
+    faceted : bool
+        Whether the surface consists of flat faces, with a crease along every edge.
+    tracked : bool
+        Whether the shape carries gradients. `points` and everything made of them are constants even then; closest
+        points, `positions`, `own_feet` and `own_areas` carry the gradients.
+
+    Notes
+    -----
+    The booleans are traits. They are decided where a surface is made, and later code asks them instead of the class. A
+    surface that is made of another one (Clipped) inherits them with `inherit_traits`.
+
+    Examples
+    --------
+    >>> import torch, lamina
+    >>> feet = lamina.Sphere(level=3).closest_points(torch.tensor([[0.0, 0.0, 3.0]], dtype=torch.float64))
+    >>> feet.points
+    tensor([[0., 0., 1.]], dtype=torch.float64)
     """
 
     representation: str = "surface"

@@ -31,10 +31,33 @@ CLIP_RIM_TOLERANCE = 1e-12
 
 
 def clip(surface: Surface, function: Function) -> Surface:
-    """The part of a surface where a function of points (n, 3) is positive; it ends where the function vanishes.
+    """The part of a surface where a function is positive. It ends where the function vanishes.
 
     Triangles of a mesh are cut as if the function were linear in each. Any other surface keeps its own geometry.
-    Raises InputError when nothing is left.
+
+    Parameters
+    ----------
+    surface : Surface
+        The surface.
+    function : callable
+        A function of points (n, 3) with real values (n,).
+
+    Returns
+    -------
+    Surface
+        The part: a `Mesh` of a mesh, otherwise a surface of the same representation.
+
+    Raises
+    ------
+    InputError
+        If the arguments are invalid, or if the function is positive nowhere on the surface.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> half = lamina.clip(lamina.Sphere(level=3), lambda p: p[:, 2])
+    >>> half.open, float(half.points[:, 2].min()) >= 0
+    (True, True)
     """
     if not callable(function):
         raise InputError(f"clip needs a function of an (n, 3) tensor, got {type(function).__name__}.")

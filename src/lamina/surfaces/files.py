@@ -47,23 +47,53 @@ def load(
     samples: int | None = None,
     viewpoint: Sequence[float] | torch.Tensor | None = None,
 ) -> Surface:
-    """The surface in a file, or the built-in one of that name, in float64.
+    """The surface in a file, or the built-in surface of that name, in float64.
 
-    Triangles in the file make a Mesh, points alone a PointCloud, Gaussians make Splats, a spherical neural surface
-    makes a SphericalMap, and any other network whose layers are recognised an Implicit.
+    Triangles in a file make a `Mesh`, points a `PointCloud`, Gaussians `Splats`, a spherical neural surface a
+    `SphericalMap`, and any other network whose layers are known an `Implicit`. The options `activation` to `samples`
+    describe a neural field where its file does not; other surfaces do not take them.
 
-    name: what reports call the surface; by default the stem of the file.
-    viewpoint (3,): the position that the points of a cloud without normals were seen from.
-    The other options say what the file of a neural field does not say:
-    activation: "relu", "elu", "tanh", "softplus:100", "leaky_relu", "gelu", "silu" or "sin".
-    omega: the factor in sin(omega (W x + b)).
-    kind: "sdf", "logit" or "probability" (of being inside).
-    level: the value of the field on the surface.
-    output: the activation behind the last layer, "none", "tanh" or "sigmoid".
-    bounds (2, 3): corners of a box around the surface.
-    latent: the number of a latent code, the code itself, or a file with a code.
-    samples: how many points to spread over the surface.
-    Raises InputError if there is no surface in the file.
+    Parameters
+    ----------
+    path_or_name : str or Path
+        A file, a folder of DeepSDF, or the name of a built-in surface: sphere, torus, ellipsoid, spot, spike,
+        starfruit, ...
+    name : str, optional
+        What reports call the surface, the stem of the file unless given.
+    activation : str, optional
+        "relu", "elu", "tanh", "softplus:100", "leaky_relu", "gelu", "silu" or "sin".
+    omega : float, optional
+        The factor in sin(omega (W x + b)).
+    kind : str, optional
+        "sdf", or "logit" or "probability" of being inside.
+    level : float, optional
+        The value of the field on the surface.
+    output : str, optional
+        What follows the last layer: "none", "tanh" or "sigmoid".
+    bounds : Tensor or array_like, optional
+        Corners (2, 3) of the box that contains the surface.
+    latent : int, str, Path, Tensor or sequence of float, optional
+        The number of a latent code, the code itself, or a file with one.
+    samples : int, optional
+        The number of points to spread over the surface.
+    viewpoint : Tensor or sequence of float, optional
+        From where (3,) the points of a cloud without normals were seen.
+
+    Returns
+    -------
+    Surface
+        The surface.
+
+    Raises
+    ------
+    InputError
+        If there is no such file or name, or if no surface can be read from it.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> lamina.load("torus").name
+    'torus'
     """
     from lamina.surfaces.neural import FieldOptions
 

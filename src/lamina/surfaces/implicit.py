@@ -46,15 +46,39 @@ MAX_CREASE_STEPS = 2
 
 
 class Implicit(NewtonSurface):
-    """The zero set of phi, a differentiable torch function (n, 3) -> (n,) or (n, 1), inside a box (2, 3).
+    """The zero set of a function inside a box: a formula, a neural SDF, an occupancy network.
 
-    phi need not be a distance. Only phi / |grad phi| enters, so the gradient of phi must not vanish where phi does.
-    About `samples` points are spread evenly over the zero set: no two of a sheet are nearer than 0.74 of the mean
-    spacing sqrt(area / samples). Their areas sum to that of the surface within 0.1 % if the surface is smooth, and
-    within 2 % if it has edges. Where sheets are nearer to each other than the spacing, the sum is too small, closest
-    points may lie on the wrong sheet, and two components may be taken for one: give more samples. Normals point along
-    grad phi. If phi is a module, the surface takes its precision and device; otherwise it takes those of bounds, if
-    bounds is a tensor, or is in float64 on the CPU.
+    The function need not be a distance. Only phi / |grad phi| enters, so the gradient must not vanish where phi does.
+    The samples are spread evenly over the zero set, no two of a sheet nearer than 0.74 of the mean spacing sqrt(area /
+    samples). Their areas add up to that of the surface: within 0.1 % if it is smooth, 2 % if it has edges, and too
+    small if sheets are nearer to each other than the spacing. Closest points may confuse such sheets, and components
+    may be merged: give more samples then. Normals point along grad phi.
+
+    Parameters
+    ----------
+    phi : callable
+        A differentiable torch function (n, 3) -> (n,) or (n, 1). If it is a module, the surface takes its precision and
+        device; otherwise those of `bounds` if this is a tensor, or float64 on the CPU.
+    bounds : Tensor or array_like
+        Corners (2, 3) of the box.
+    samples : int, default 10000
+        About how many points to spread over the zero set.
+    name : str, default "implicit"
+        What reports call the surface.
+    seed : int, default 0
+        The seed of the random numbers that place the samples.
+
+    Raises
+    ------
+    InputError
+        If the arguments are invalid, or if phi has no zero in the box.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> ball = lamina.Implicit(lambda x: x.norm(dim=1) - 1, [[-1.5] * 3, [1.5] * 3], samples=300)
+    >>> ball.component_count, ball.open
+    (1, False)
     """
 
     representation = "implicit"

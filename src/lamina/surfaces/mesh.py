@@ -31,12 +31,31 @@ MAX_FLAT_AREA_RATIO = 1e-12
 
 
 class Mesh(Surface):
-    """Triangles F (m, 3) over vertices V (n, 3); closest points are exact.
+    """A triangle mesh, which may be open, closed, non-manifold, degenerate, or in several parts.
 
-    Faces without area and duplicate faces are ignored. Vertices of no face keep their row in `points` and get the value
-    at their closest point. Two faces are in one component if a chain of shared edges joins them, where vertices at the
-    same position count as one: no flux passes through a single point. If V wants gradients, what is computed on the
-    mesh has them.
+    Closest points are exact. Faces without area and duplicate faces are ignored. Unused vertices stay in `points` and
+    get the value at their closest point. Two faces are in one component if a chain of shared edges connects them,
+    where vertices at the same position count as one. No flux passes where parts touch in a single point.
+
+    Parameters
+    ----------
+    V : Tensor or array_like
+        Vertices (n, 3). If they require gradients, everything that is computed on the mesh has them.
+    F : Tensor or array_like
+        Triangles (m, 3), the numbers of their vertices.
+    name : str, default "mesh"
+        What reports call the mesh.
+
+    Raises
+    ------
+    InputError
+        If the arrays have wrong shapes or values, or if no triangle has an area.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> lamina.Mesh([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]])
+    Mesh 'mesh' (mesh): 4 points, 4 faces, 1 component, extent 1 x 1 x 1
     """
 
     representation = "mesh"

@@ -50,17 +50,42 @@ MIN_GIVEN_NORMAL_COSINE = 0.999
 
 
 class PointCloud(Surface):
-    """The surface through points (n, 3), with normals (n, 3) if there are any.
+    """The surface through points, with or without normals, clean or noisy.
 
-    `points` stay as given; `normals` are estimated where none are given. The surface between the points, and near noisy
-    points, is that of `fit`, which is made at its first use. The surface ends at its `rims`.
-    viewpoint (3,): the position that all points were seen from. Estimated normals point to its side; without a
-    viewpoint they point outwards. drop_outliers: whether points off the surface of their neighbours are left out of the
-    fit; by default they are if no normals are given, as in raw scans.
-    If points or normals want gradients, what is computed on the cloud has gradients with respect to them. Held fixed
-    are the areas of the points, the rims, estimated normals, and the choices that the fit made.
-    Raises InputError for fewer than 20 distinct points, for points that are not finite and for normals of which
-    most are not finite or zero.
+    `points` stay as given. The surface between them, and near them where they are noisy, is that of `fit`, which is
+    made when it is first needed; it ends at its `rims`.
+
+    Parameters
+    ----------
+    points : Tensor or array_like
+        Points (n, 3), at least 20 distinct ones.
+    normals : Tensor or array_like, optional
+        Normals (n, 3); estimated unless given.
+    viewpoint : Tensor or sequence of float, optional
+        From where (3,) all points were seen. Estimated normals point to that side; without a viewpoint they point
+        outwards.
+    drop_outliers : bool, optional
+        Whether the fit leaves out points that are off the surface of their neighbours. By default it does if no normals
+        are given, as for raw scans.
+    name : str, default "points"
+        What reports call the cloud.
+
+    Raises
+    ------
+    InputError
+        If there are fewer than 20 distinct points, if points are not finite, or if most normals are not finite or zero.
+
+    Notes
+    -----
+    If points or normals require gradients, everything that is computed on the cloud has them. The choices that the
+    fit makes, the areas of the points, the rims and estimated normals are constants.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> sphere = lamina.Sphere(level=3)
+    >>> lamina.PointCloud(sphere.points, sphere.normals)
+    PointCloud 'points' (points): 642 points, 1 component, extent 2 x 2 x 2
     """
 
     representation = "points"

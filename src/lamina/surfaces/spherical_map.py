@@ -25,13 +25,34 @@ MIN_START_LEVEL = 5
 
 
 class SphericalMap(NewtonSurface):
-    """The image of the unit sphere under fn, a differentiable torch function (n, 3) -> (n, 3).
+    """The image of the unit sphere under a function, such as a spherical neural surface.
 
-    The samples are the images of the vertices of an icosphere of the given level, 10 4^level + 2 of them. Closest
-    points minimise |x - fn(s)|^2 over s by Newton's method, from the nearest image of a vertex. Where several feet are
-    nearly equally near (the medial axis), one of them is found, and its distance may exceed the smallest by about the
-    square of the sample spacing. Normals point outwards if the surface bounds a volume. If fn is a module, the surface
-    takes its precision and device; otherwise it is in float64 on the CPU.
+    The samples are the images of the vertices of an icosphere. Closest points minimise |x - fn(s)|^2 over s by Newton's
+    method from the nearest vertex. Where several points are almost equally near (the medial axis), one of them is
+    found, and its distance may exceed the smallest by about the square of the sample spacing. Normals point outwards if
+    the surface bounds a volume.
+
+    Parameters
+    ----------
+    fn : callable
+        A differentiable torch function (n, 3) -> (n, 3) of unit vectors. If it is a module, the surface takes its
+        precision and device; otherwise float64 on the CPU.
+    level : int, default 5
+        The level of the icosphere, from 0 to 8; it has 10 4^level + 2 vertices.
+    name : str, optional
+        What reports call the surface.
+
+    Raises
+    ------
+    InputError
+        If fn is not such a function, or if the level is out of range.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> stretched = lamina.SphericalMap(lambda s: s * s.new_tensor([2.0, 1.0, 1.0]), level=3)
+    >>> len(stretched.points)
+    642
     """
 
     representation = "spherical map"
@@ -162,12 +183,46 @@ class _MapModel(DistanceModel):
 
 
 def spike(level: int = 5) -> SphericalMap:
-    """The paper's training shape, r = 1 + 0.4 sin^2(th) sin(6 th) sin(6 ph); th polar, ph azimuth."""
+    """The shape that the CVPR 2026 paper trains on, r = 1 + 0.4 sin^2(th) sin(6 th) sin(6 ph); th polar, ph azimuth.
+
+    Parameters
+    ----------
+    level : int, default 5
+        The level of the icosphere of its samples, as in `SphericalMap`.
+
+    Returns
+    -------
+    SphericalMap
+        The surface.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> len(lamina.spike(level=3).points)
+    642
+    """
     return SphericalMap(_spike, level=level, name="spike")
 
 
 def starfruit(level: int = 5) -> SphericalMap:
-    """The shape of the ablations, r = 1 + 0.5 (cos^2(th) + 0.1 (th (pi - th))^2 sin^2(5 ph + 2 th))."""
+    """The shape of the paper's ablations, r = 1 + 0.5 (cos^2(th) + 0.1 (th (pi - th))^2 sin^2(5 ph + 2 th)).
+
+    Parameters
+    ----------
+    level : int, default 5
+        The level of the icosphere of its samples, as in `SphericalMap`.
+
+    Returns
+    -------
+    SphericalMap
+        The surface.
+
+    Examples
+    --------
+    >>> import lamina
+    >>> len(lamina.starfruit(level=3).points)
+    642
+    """
     return SphericalMap(_starfruit, level=level, name="starfruit")
 
 

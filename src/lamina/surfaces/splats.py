@@ -47,19 +47,57 @@ MIN_CONNECTED_SHARE = 0.5
 
 
 class Splats(PointCloud):
-    """The surface that Gaussians show: centres (n, 3), scales (n, 3) as lengths, rotations (n, 4) as quaternions
-    (w, x, y, z), opacities (n,) and colours (n, 3) in 0..1.
+    """The surface that Gaussian splats show, as in a trained radiance field.
 
-    The surface is where half the light of rays from all around is stopped. It is fitted over neighbourhoods as wide as
-    the footprints of the Gaussians (lamina.fits.splat_samples), and normals are those of the fit. m Gaussians belong to
-    the surface: `kept` (m,) are their numbers, and `points` are the feet of their centres on the surface. `dropped`
-    says how many others there were and why: not finite, faint (opacity below min_opacity), large (a scale above
-    max_scale, by default a tenth of the extent), round (flatness 1 - shortest / middle axis below min_flatness), apart
-    (without neighbours), hidden (below the surface: less than min_light of the light gets there in all but a few views)
-    and off (not on the surface).
-    If centres want gradients, what is computed on the splats has them: each sample of the surface moves by the mean
-    displacement of the nearest Gaussians. Which Gaussians show the surface, and their footprints, are held fixed.
-    Raises InputError where the Gaussians show no surface.
+    The surface is where half of the light of rays from all directions is stopped. It is fitted over neighbourhoods as
+    wide as the footprints of the Gaussians, and the normals are those of the fit. `points` are the closest points on it
+    of the m Gaussians that belong to it, and `kept` (m,) are their numbers. `dropped` counts the others by reason: not
+    finite, faint, large, round, apart (without neighbours), hidden (below the surface) and off (not on the surface).
+
+    Parameters
+    ----------
+    centres : Tensor
+        Centres (n, 3). If they require gradients, everything that is computed on the splats has them; see the notes.
+    scales : Tensor
+        Scales (n, 3), as lengths.
+    rotations : Tensor
+        Rotations (n, 4), as quaternions (w, x, y, z).
+    opacities : Tensor
+        Opacities (n,).
+    colours : Tensor, optional
+        Colours (n, 3) in 0..1.
+    min_opacity : float, default 0.05
+        Gaussians of a smaller opacity are faint.
+    max_scale : float, optional
+        Gaussians with a larger scale are large; by default a tenth of the extent.
+    min_flatness : float, default 0.0
+        Gaussians of a smaller flatness, 1 - shortest / middle axis, are round.
+    min_light : float, default 0.1
+        Gaussians that a smaller share of the light reaches, in all but a few views, are hidden.
+    name : str, default "splats"
+        What reports call the splats.
+    data : SplatData, optional
+        The contents of the file, if the splats come from one.
+
+    Raises
+    ------
+    InputError
+        If the arrays have wrong shapes or values, or if the Gaussians show no surface.
+
+    Notes
+    -----
+    With gradients, the surface moves with the Gaussians that are nearest to it, by their mean displacement. Which
+    Gaussians show the surface, and their footprints, are constants.
+
+    Examples
+    --------
+    Rays are traced through the Gaussians, which takes seconds:
+
+    >>> import torch, lamina
+    >>> centres = lamina.Sphere(level=4).points
+    >>> scales, rotations = torch.full((2562, 3), 0.07), torch.tensor([[1.0, 0.0, 0.0, 0.0]]).expand(2562, 4)
+    >>> lamina.Splats(centres, scales, rotations, torch.full((2562,), 0.9)).component_count  # doctest: +SKIP
+    1
     """
 
     representation = "splats"
