@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+os.environ.setdefault("LAMINA_CHECK_SHAPES", "1")  # before lamina is imported
+
 import pytest
 import torch
 

@@ -12,7 +12,13 @@ def warnings_of(domain):
     return {w for w in domain.warnings if "thinner than the grid" not in w}
 
 
-@pytest.mark.parametrize("name", [*golden.REPRESENTATIONS, "network"])
+SLOW = ("noisy cloud", "splats")  # whose reconstruction takes seconds
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in (*golden.REPRESENTATIONS, "network")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_clipped_surface_is_read_as_the_whole_one_is(name):
     """Cut off is a tip only: how rough a surface is, which chooses the order, is that of nearly all of it."""
     whole = golden.surface(name)
@@ -24,7 +30,7 @@ def test_a_clipped_surface_is_read_as_the_whole_one_is(name):
     assert b.quadrature.area < a.quadrature.area
 
 
-@pytest.mark.parametrize("name", [*golden.REPRESENTATIONS, "network"])
+@pytest.mark.parametrize("name", NAMES)
 def test_info_says_what_a_domain_decides(name):
     surface = golden.surface(name)
     grid, domain = default_grid(surface), lamina.Domain(surface)

@@ -9,7 +9,7 @@ SOURCE = Path(lamina.__file__).parent
 # From the ground up. A module may import from its own room and from those before it; names without a room are modules
 # that lie in lamina itself.
 ROOMS = (
-    ("errors", "checks", "device", "triton_check_kernel", "progress", "expression", "metrics", "colours"),
+    ("errors", "checks", "device", "shapes", "triton_check_kernel", "progress", "expression", "metrics", "colours"),
     ("geometry",),
     ("linear",),
     ("search",),

@@ -36,6 +36,7 @@ from lamina.linear.components import ComponentMean
 from lamina.linear.operator import SparseOperator
 from lamina.progress import progress
 from lamina.reconstruction.choose import Reconstruction, has_the_points_of, reconstruct_as_asked
+from lamina.shapes import Float, Int, shaped
 from lamina.spaces.galerkin import smooth_enough_for_order_3
 from lamina.spaces.operators import CutCellOperators
 from lamina.spaces.scheme import Scheme
@@ -239,12 +240,14 @@ class Domain:
         self.mean = ComponentMean(self.component, self.component_count, self.surface.own_areas())
 
     @property
-    def points(self) -> Tensor:
+    @shaped
+    def points(self) -> Float[Tensor, "m 3"]:
         """The points (m, 3) where solutions are reported: vertices or samples of the surface."""
         return self.surface.points
 
     @cached_property
-    def component(self) -> Tensor:
+    @shaped
+    def component(self) -> Int[Tensor, " m"]:
         """The component (m,) of each of `points`. A solution spreads over a component and no further."""
         matrix = self.readout.matrix.detach()
         # A row reads unknowns of one component only: the first of them tells which.
@@ -288,7 +291,10 @@ class Domain:
         """The cells that the surface cuts, and the pieces of the surface in them."""
         return self.scheme.cut
 
-    def load(self, values: Tensor) -> Tensor:
+    @shaped
+    def load(
+        self, values: Float[Tensor, " m"] | Float[Tensor, "m k"]
+    ) -> Float[Tensor, " n"] | Float[Tensor, "n k"]:
         """The right-hand side of the discrete problem for values at `points`.
 
         Parameters
@@ -341,7 +347,10 @@ class Domain:
             return scheme.load(field)
         return self.load(torch.as_tensor(data).to(self.points))
 
-    def interpolate(self, values: Tensor, x: Tensor) -> Tensor:
+    @shaped
+    def interpolate(
+        self, values: Float[Tensor, " m"] | Float[Tensor, "m k"], x: Float[Tensor, "n 3"]
+    ) -> Float[Tensor, " n"] | Float[Tensor, "n k"]:
         """Values at points on the surface from values at `points`, interpolated to second order.
 
         Parameters

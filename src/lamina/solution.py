@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lamina.colours import as_floats
 from lamina.errors import InputError
+from lamina.shapes import Float, shaped
 from lamina.view.display import Display, display, own_points
 
 if TYPE_CHECKING:
@@ -88,16 +89,19 @@ class Solution:
     kept: ConditionsOnSolution | None = field(default=None, repr=False)
 
     @property
-    def values(self) -> Tensor:
+    @shaped
+    def values(self) -> Float[Tensor, " m"] | Float[Tensor, "m k"]:
         """The field (m,) at `domain.points` at the last time; (m, k) for k channels."""
         return self.snapshots[-1]
 
     @property
-    def snapshots(self) -> Tensor:
+    @shaped
+    def snapshots(self) -> Float[Tensor, "s m"] | Float[Tensor, "s m k"]:
         """The field (s, m) at `domain.points` at each of `times`."""
         return self._held(self.domain.points, torch.stack([self.domain.readout @ u for u in self.unknowns]))
 
-    def __call__(self, points: Tensor) -> Tensor:
+    @shaped
+    def __call__(self, points: Float[Tensor, "n 3"]) -> Float[Tensor, " n"] | Float[Tensor, "n k"]:
         """The field at any points of the surface, at the last time.
 
         Parameters
@@ -122,7 +126,8 @@ class Solution:
         return self._held(torch.as_tensor(points).to(values), values[None])[-1]
 
     @property
-    def fluxes(self) -> Tensor:
+    @shaped
+    def fluxes(self) -> Float[Tensor, " c"]:
         """The flux (c,) that enters the surface through each condition, at the last time.
 
         For a condition on a rim or a curve it is the integral of diffusivity du/dn. For a flux through a part of the

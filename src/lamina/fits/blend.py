@@ -22,6 +22,7 @@ from lamina.device import by_kernel
 from lamina.fits.jets import Jets
 from lamina.fits.polynomials import coefficient_count, height_slopes
 from lamina.geometry.triangles import dot, dot_rows
+from lamina.shapes import Float, Int, shaped
 
 # Two normals whose cosine is not above this look opposite ways and belong to sheets back to back. The normals at an
 # edge of more than 60 degrees are less than 120 degrees apart and belong to one surface.
@@ -41,13 +42,14 @@ SPACING_NEIGHBOUR = 8
 BLEND_BATCH = {"cpu": 2**12, "cuda": 2**18}  # points blended at a time
 
 
+@shaped
 @dataclass(frozen=True)
 class Blend:
     """Jets around m samples, each blended with those of its neighbours."""
 
-    points: Tensor  # (m, 3)
-    normals: Tensor  # (m, 3)
-    near: Tensor  # (m, j) int64, nearest samples of the same component, first the sample itself
+    points: Float[Tensor, "m 3"]
+    normals: Float[Tensor, "m 3"]
+    near: Int[Tensor, "m j"]  # nearest samples of the same component, first the sample itself
     jets: Jets
     reach: float = 3.0  # R^2 over the square of the local spacing
     sharp: bool = True  # whether edges stay sharp; otherwise they are rounded

@@ -22,19 +22,21 @@ from lamina.fits.polynomials import height_derivatives
 from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
 from lamina.search.neighbours import PieceTrees
+from lamina.shapes import Float, shaped
 
 # Samples to which a quadric with 6 coefficients is fitted, the sample itself included. With half as many, noise counts
 # twice as much; with twice as many, the neighbourhood is 1.4 times as wide and details are lost.
 QUADRIC_NEIGHBOURS = 16
 
 
+@shaped
 @dataclass(frozen=True)
 class SurfaceFeatures:
     """Points of a surface with the frames and curvatures of its osculating quadrics there."""
 
-    points: Tensor  # (m, 3)
-    frames: Tensor  # (m, 3, 3) orthonormal rows n, t1, t2 with t2 = n x t1; t1 has the larger curvature
-    curvatures: Tensor  # (m, 2) k1 >= k2
+    points: Float[Tensor, "m 3"]
+    frames: Float[Tensor, "m 3 3"]  # orthonormal rows n, t1, t2 with t2 = n x t1; t1 has the larger curvature
+    curvatures: Float[Tensor, "m 2"]  # k1 >= k2
 
     def __len__(self) -> int:
         return len(self.points)

@@ -20,6 +20,7 @@ from torch import Tensor
 from lamina.device import by_kernel
 from lamina.fits.polynomials import coefficient_count, derivatives, monomials
 from lamina.geometry.frames import tangent_frames
+from lamina.shapes import Float, shaped
 
 MAX_DESIGN_ENTRIES = {"cpu": 2**18, "cuda": 2**25}  # entries of the design matrices of one batch
 # Weight of a neighbour by the cosine of the angle between its normal and that of the sample: none up to the first
@@ -40,17 +41,18 @@ MAX_REACH = 1.25  # but not farther than this many radii of its neighbourhood, b
 MAX_KERNEL_NEIGHBOURS = 256  # the Triton kernel holds all neighbours of a sample at once; with more, torch is used
 
 
+@shaped
 @dataclass(frozen=True)
 class Jets:
     """Height polynomials around m samples; coordinates are divided by `scale`."""
 
     degree: int
-    centres: Tensor  # (m, 3)
-    frames: Tensor  # (m, 3, 3) rows t1, t2, n
-    coefficients: Tensor  # (m, c) of a^i b^j, ordered by i + j, then by j
-    scale: Tensor  # (m,) neighbourhood radius
-    reach: Tensor  # (m,) how far from the centre, in units of scale, the fit is used
-    residual: Tensor  # (m,) weighted RMS distance of the neighbours from the fit, in units of length
+    centres: Float[Tensor, "m 3"]
+    frames: Float[Tensor, "m 3 3"]  # rows t1, t2, n
+    coefficients: Float[Tensor, "m c"]  # of a^i b^j, ordered by i + j, then by j
+    scale: Float[Tensor, " m"]  # neighbourhood radius
+    reach: Float[Tensor, " m"]  # how far from the centre, in units of scale, the fit is used
+    residual: Float[Tensor, " m"]  # weighted RMS distance of the neighbours from the fit, in units of length
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -185,14 +187,15 @@ def predict(points: Tensor, normals: Tensor, index: Tensor, degree: int, slopes:
     return height, scale
 
 
+@shaped
 @dataclass(frozen=True)
 class Neighbourhoods:
     """The k nearest neighbours of m centres, nearest first, in the frames of the centres; in float64."""
 
-    frame: Tensor  # (m, 3, 3) rows t1, t2, n
-    square: Tensor  # (m, k) squared distances in units of length, as the positions
-    local: Tensor  # (m, 3, k) positions; products are faster with neighbours next to each other in memory
-    turned: Tensor  # (m, 3, k) normals
+    frame: Float[Tensor, "m 3 3"]  # rows t1, t2, n
+    square: Float[Tensor, "m k"]  # squared distances in units of length, as the positions
+    local: Float[Tensor, "m 3 k"]  # positions; products are faster with neighbours next to each other in memory
+    turned: Float[Tensor, "m 3 k"]  # normals
 
     @classmethod
     def of(
@@ -224,16 +227,17 @@ class Neighbourhoods:
         return height, scale
 
 
+@shaped
 @dataclass(frozen=True)
 class _WeightedFit:
     """Weighted least squares for jets: neighbours in coordinates divided by `scale`, and their weights."""
 
-    frame: Tensor  # (m, 3, 3)
-    scale: Tensor  # (m,) distance of the farthest neighbour
-    square: Tensor  # (m, k) squared distances, in units of length
-    local: Tensor  # (m, 3, k) a, b, height
-    turned: Tensor  # (m, 3, k) normals
-    weight: Tensor  # (m, k)
+    frame: Float[Tensor, "m 3 3"]
+    scale: Float[Tensor, " m"]  # distance of the farthest neighbour
+    square: Float[Tensor, "m k"]  # squared distances, in units of length
+    local: Float[Tensor, "m 3 k"]  # a, b, height
+    turned: Float[Tensor, "m 3 k"]  # normals
+    weight: Float[Tensor, "m k"]
 
     @classmethod
     def of(cls, around: Neighbourhoods) -> _WeightedFit:

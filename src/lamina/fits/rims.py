@@ -27,6 +27,7 @@ from lamina.search.neighbours import (
     ray_directions,
     spacing_of,
 )
+from lamina.shapes import Float, shaped
 
 # Neighbours among which empty discs are looked for: few at all samples, then many at those where a disc seemed empty.
 FIRST_DISC_NEIGHBOURS, ALL_DISC_NEIGHBOURS = 32, 128
@@ -59,12 +60,13 @@ MIN_FREE_SAMPLES = 2
 PARABOLA_RIDGE = 1e-3  # added to the diagonal of the normal equations, which few samples leave singular
 
 
+@shaped
 @dataclass(frozen=True)
 class Rims:
     """For each of m samples the half-space (x - p) . outward <= limit that its part of the surface lies in."""
 
-    outward: Tensor  # (m, 3) unit tangent that points off the surface, zero where the sample is on no rim
-    limit: Tensor  # (m,) infinite where the sample is on no rim
+    outward: Float[Tensor, "m 3"]  # unit tangent that points off the surface, zero where the sample is on no rim
+    limit: Float[Tensor, " m"]  # infinite where the sample is on no rim
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Rims:
         return Rims(*(v.to(device=device, dtype=dtype) for v in (self.outward, self.limit)))

@@ -24,6 +24,7 @@ from lamina.fits.surface_fit import Cloud, JetSettings
 from lamina.fits.visibility import VIEWS, Gaussians, VisiblePoints, visible_points, visible_share
 from lamina.geometry.triangles import dot, unit
 from lamina.search.neighbours import connected_pieces, k_nearest
+from lamina.shapes import Float, shaped
 
 # Number of samples aimed at: SAMPLES_PER_GAUSSIAN for each Gaussian, but between the two limits. Fewer lose details,
 # more cost time and follow single Gaussians.
@@ -69,15 +70,16 @@ SHEET_NEIGHBOURS = 65
 SMOOTH_JETS = JetSettings(2, 20, slopes=False)
 
 
+@shaped
 @dataclass(frozen=True)
 class SplatSamples:
     """Samples of the surface that Gaussians show."""
 
-    points: Tensor  # (s, 3)
-    normals: Tensor  # (s, 3) outwards
+    points: Float[Tensor, "s 3"]
+    normals: Float[Tensor, "s 3"]  # outwards
     pixel: float  # spacing of the rays
-    footprint: Tensor  # (s,) RMS tangential distance of the samples around from the centres of their Gaussians
-    light: Tensor  # (n,) part of the light that reaches each Gaussian in a good view; NaN: no ray met it
+    footprint: Float[Tensor, " s"]  # RMS tangential distance of the samples around from the centres of their Gaussians
+    light: Float[Tensor, " n"]  # part of the light that reaches each Gaussian in a good view; NaN: no ray met it
     connected_share: float  # share of the samples that belong to pieces large enough
 
 

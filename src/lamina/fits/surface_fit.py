@@ -24,6 +24,7 @@ from lamina.fits.project import project
 from lamina.geometry.triangles import dot, unit
 from lamina.search.nearest import Nearest
 from lamina.search.neighbours import PieceTrees, PointTree
+from lamina.shapes import Float, Int, shaped
 
 # Leave-one-out errors are measured at this many random samples. With half as many the choice is noisier; with twice as
 # many it takes twice as long.
@@ -94,13 +95,14 @@ class ChosenSettings:
     grown: bool  # whether this neighbourhood is wider than the smallest tried, as noise makes it
 
 
+@shaped
 @dataclass(frozen=True)
 class Cloud:
     """Distinct oriented samples, each in a component."""
 
-    points: Tensor  # (m, 3)
-    normals: Tensor  # (m, 3)
-    component: Tensor  # (m,) int64
+    points: Float[Tensor, "m 3"]
+    normals: Float[Tensor, "m 3"]
+    component: Int[Tensor, " m"]
     known: PointTree | None = field(default=None, repr=False, compare=False)  # of the points, if it was built already
 
     @cached_property

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.frames import tangent_basis
+from lamina.shapes import Float, Int, shaped
 
 # Directions from which pictures are taken. With half as many, hollows are seen by too few; the time is proportional.
 VIEWS = 24
@@ -38,23 +39,25 @@ DEPTH_STEPS = 2**30  # steps into which depths are rounded for sorting the Gauss
 MAX_VIEW_COSINE = -0.3
 
 
+@shaped
 @dataclass(frozen=True)
 class Gaussians:
     """Gaussians as ellipsoids of given opacity."""
 
-    centres: Tensor  # (n, 3)
-    covariances: Tensor  # (n, 3, 3)
-    opacities: Tensor  # (n,)
+    centres: Float[Tensor, "n 3"]
+    covariances: Float[Tensor, "n 3 3"]
+    opacities: Float[Tensor, " n"]
 
 
+@shaped
 @dataclass(frozen=True)
 class VisiblePoints:
     """Points s where rays of all views meet the surface, and how much light reaches the n Gaussians."""
 
-    points: Tensor  # (s, 3)
-    to_viewer: Tensor  # (s, 3) unit vectors
-    gaussian: Tensor  # (s,) int64, which Gaussian stopped the light
-    opaque: Tensor  # (s,) share of the light that all Gaussians on the ray stop together
+    points: Float[Tensor, "s 3"]
+    to_viewer: Float[Tensor, "s 3"]  # unit vectors
+    gaussian: Int[Tensor, " s"]  # which Gaussian stopped the light
+    opaque: Float[Tensor, " s"]  # share of the light that all Gaussians on the ray stop together
     # (n,) share of the light that reaches each Gaussian, mean over its rays, in a good view (VIEWS_PER_BETTER_VIEW);
     # NaN for a Gaussian so small that it lies between the rays
     light: Tensor
@@ -124,15 +127,16 @@ def visible_share(
     return visible / faced.clamp_min(1)
 
 
+@shaped
 @dataclass(frozen=True)
 class _Rays:
     """Pairs p of a Gaussian and a ray that meets it, ray by ray, front to back."""
 
-    gaussian: Tensor  # (p,)
-    key: Tensor  # (p,) number of the ray
-    alpha: Tensor  # (p,)
-    depth: Tensor  # (p,)
-    low: Tensor  # (2,) first pixel
+    gaussian: Int[Tensor, " p"]
+    key: Int[Tensor, " p"]  # number of the ray
+    alpha: Float[Tensor, " p"]
+    depth: Float[Tensor, " p"]
+    low: Int[Tensor, " 2"]  # first pixel
     width: int
 
     def pixels(self, rows: Tensor) -> Tensor:

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.shapes import Float, Int, shaped
 
+
+@shaped
 @dataclass(frozen=True)
 class Lattice:
     """Nodes x_ijk = origin + spacing * (i, j, k) for all integers i, j, k.
@@ -17,7 +20,7 @@ class Lattice:
     Lattices of spacing h, 2h, 4h, ... with the same origin are nested: every coarse node is a fine node.
     """
 
-    origin: Tensor  # (3,)
+    origin: Float[Tensor, " 3"]
     spacing: float
 
     def position(self, ijk: Tensor) -> Tensor:
@@ -49,6 +52,7 @@ def cells_of_keys(key: Tensor, shape: Tensor) -> Tensor:
 OCTANTS = torch.tensor([[i, j, k] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
 
 
+@shaped
 @dataclass(frozen=True)
 class Blocks:
     """Cubes of 2^level nodes a side: block b holds the nodes b 2^level ... (b + 1) 2^level - 1.
@@ -58,8 +62,8 @@ class Blocks:
 
     lattice: Lattice
     level: int
-    ijk: Tensor  # (n, 3) int64
-    component: Tensor  # (n,) int64
+    ijk: Int[Tensor, "n 3"]
+    component: Int[Tensor, " n"]
 
     @classmethod
     def covering(cls, lattice: Lattice, boxes: Tensor) -> Blocks:

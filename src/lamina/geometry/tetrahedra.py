@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.triangles import dot, unit
+from lamina.shapes import Float, Int, shaped
 
 # Corners of a cell, as bits (i, j, k) = (4, 2, 1), along the six monotone paths from 000 to 111.
 TETRAHEDRA = torch.tensor([[0, a, a | b, 7] for a in (4, 2, 1) for b in (4, 2, 1) if a != b])  # (6, 4)
@@ -32,14 +33,15 @@ MIN_ARC_COSINE = 0.2
 MAX_ARC_SLOPE = 0.5
 
 
+@shaped
 @dataclass(frozen=True)
 class Pieces:
     """Triangles over vertices that lie on edges of the lattice's tetrahedra."""
 
-    triangles: Tensor  # (t, 3) int64
-    owner: Tensor  # (t,) int64, the cell of each
-    ends: Tensor  # (v, 2) int64, nodes at the ends of each vertex's edge
-    fraction: Tensor  # (v,) where the function, linear along the edge, vanishes
+    triangles: Int[Tensor, "t 3"]
+    owner: Int[Tensor, " t"]  # the cell of each
+    ends: Int[Tensor, "v 2"]  # nodes at the ends of each vertex's edge
+    fraction: Float[Tensor, " v"]  # where the function, linear along the edge, vanishes
 
     def take(self, rows: Tensor) -> Pieces:
         """Some of the triangles, by number or mask, over the same vertices."""
@@ -85,14 +87,15 @@ def triangle_edges(triangles: Tensor, vertices: int) -> tuple[Tensor, Tensor]:
     return distinct_pairs(torch.stack([triangles, triangles.roll(-1, 1)], -1).sort(-1).values, vertices)
 
 
+@shaped
 @dataclass(frozen=True)
 class ClippedTriangles:
     """Parts of triangles on one side, over the v old vertices and new ones on the edges that were cut."""
 
-    triangles: Tensor  # (t, 3)
-    source: Tensor  # (t,) the triangle each came from
-    ends: Tensor  # (w, 2) old vertices at the ends of the edge of each new one
-    fraction: Tensor  # (w,) where on it
+    triangles: Int[Tensor, "t 3"]
+    source: Int[Tensor, " t"]  # the triangle each came from
+    ends: Int[Tensor, "w 2"]  # old vertices at the ends of the edge of each new one
+    fraction: Float[Tensor, " w"]  # where on it
 
 
 def clip(triangles: Tensor, height: Tensor) -> ClippedTriangles:
@@ -122,12 +125,13 @@ def clip(triangles: Tensor, height: Tensor) -> ClippedTriangles:
     return ClippedTriangles(torch.cat(parts), source, ends, f / (f - g))
 
 
+@shaped
 @dataclass(frozen=True)
 class BoxedTriangles:
     """Parts of triangles within a box, over the v old vertices and new ones on the sides of the box."""
 
-    triangles: Tensor  # (t, 3)
-    source: Tensor  # (t,) the triangle each came from
+    triangles: Int[Tensor, "t 3"]
+    source: Int[Tensor, " t"]  # the triangle each came from
     vertices: Tensor  # (v + w, 3)
     on_side: Tensor  # (v + w, 3) bool, for each axis whether a vertex was put on a side of the box across it
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.lattice import Lattice, cell_keys
+from lamina.shapes import Int, shaped
 from lamina.surfaces.base import ClosestPoints, Surface
 
 # Nodes that keys leave free on each side of the bounding box of the band. Stencils reach at most this far beyond the
@@ -16,6 +17,7 @@ from lamina.surfaces.base import ClosestPoints, Surface
 KEY_MARGIN_NODES = 8
 
 
+@shaped
 @dataclass(frozen=True)
 class Band:
     """Nodes sorted by key, so that nodes consecutive in k are consecutive in memory.
@@ -25,11 +27,11 @@ class Band:
     """
 
     lattice: Lattice
-    ijk: Tensor  # (n, 3) int32
+    ijk: Int[Tensor, "n 3"]  # int32
     feet: ClosestPoints
-    key: Tensor  # (n,) int64, increasing
-    low: Tensor  # (3,) int64, key origin
-    shape: Tensor  # (3,) int64
+    key: Int[Tensor, " n"]  # increasing
+    low: Int[Tensor, " 3"]  # key origin
+    shape: Int[Tensor, " 3"]
 
     @classmethod
     def build(cls, surface: Surface, lattice: Lattice, radius: float) -> Band:

@@ -19,6 +19,7 @@ from lamina.grid.quadrature import Frames, Quadrature
 from lamina.grid.rim import CurvedTriangles, Rim, TriangleMap
 from lamina.grid.sheets import CutElements
 from lamina.linear.graph import members
+from lamina.shapes import Float, Int, shaped
 from lamina.surfaces.base import ClosestPoints
 
 # An element with less than this area, in dx^2, gives its surface to a neighbour and has no unknowns of its own. With
@@ -67,12 +68,13 @@ class Locator(Protocol):
         ...
 
 
+@shaped
 @dataclass(frozen=True)
 class Lift:
     """The map between flat pieces, on which functions are evaluated, and the curved pieces that these are lifted to."""
 
     shape: CurvedTriangles  # t pieces
-    source: Tensor  # (p,) int64, the piece that contains each part with quadrature points
+    source: Int[Tensor, " p"]  # the piece that contains each part with quadrature points
     frames: Frames
 
     def flat_points(self, feet: ClosestPoints, piece: Tensor, row: Tensor) -> Tensor:
@@ -151,6 +153,7 @@ def _meeting_point(flat: Tensor, y: Tensor, normal: Tensor) -> tuple[Tensor, Ten
     return shares, torch.where(steep, shares.amin(1).clamp_max(0) - step.abs() / length, FIT_OF_PIECE_NOT_MET)
 
 
+@shaped
 @dataclass(frozen=True)
 class CutSurface:
     """Elements, and a quadrature on the surface with the element of each point."""
@@ -158,17 +161,17 @@ class CutSurface:
     lattice: Lattice
     elements: CutElements
     quadrature: Quadrature
-    element: Tensor  # (q,) the element of each quadrature point
-    local: Tensor  # (q, 3) its coordinates in the cell of that element: 0 to 1, or just outside for an absorbed sliver
-    normal: Tensor  # (e, 3) mean unit normal of each element
-    flatness: Tensor  # (e,) 1 where all normals of an element agree, 0 for an even mixture
+    element: Int[Tensor, " q"]  # the element of each quadrature point
+    local: Float[Tensor, "q 3"]  # its place in that cell: from 0 to 1, or just outside for an absorbed sliver
+    normal: Float[Tensor, "e 3"]  # mean unit normal of each element
+    flatness: Float[Tensor, " e"]  # 1 where all normals of an element agree, 0 for an even mixture
     locator: Locator
-    merged_into: Tensor  # (l,) the element that each element as cut, which the locator returns, has become part of
-    conductivity: Tensor | None = None  # (q,) factors on the stiffness near singular points; None: 1
+    merged_into: Int[Tensor, " l"]  # the element that each element as cut (the locator names it) is part of
+    conductivity: Float[Tensor, " q"] | None = None  # factors on the stiffness near singular points; None: 1
     rim: Rim | None = None  # where the surface ends; None: nowhere
     corners: Tensor | None = None  # (q / per_piece, 3, 3) of the curved pieces; None for a mesh
     flat_corners: Tensor | None = None  # (q / per_piece, 3, 3) of the flat pieces, if functions are evaluated on these
-    face: Tensor | None = None  # (q,) the face of the mesh that each quadrature point lies on; None: it is no mesh
+    face: Int[Tensor, " q"] | None = None  # the face of the mesh that each point lies on; None: it is no mesh
     unresolved: str = ""  # what is wrong where parts are too thin or too rough for the pieces, and what helps
     detached_share: float = 0.0  # share of the area, by samples, on the largest part that came off its component
     speck_count: int = 0  # parts that lie apart and were left out because they are small

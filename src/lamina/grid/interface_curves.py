@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.geometry.lattice import Lattice, cell_keys
 from lamina.geometry.triangles import dot, unit
+from lamina.shapes import Float, Int, shaped
 
 Function = Callable[[Tensor], Tensor]
 PositionMap = Callable[[Tensor, Tensor], Tensor]  # triangles (n,), barycentric coordinates (n, 3) -> positions (n, 3)
@@ -48,12 +49,13 @@ class LevelCurve:
         return torch.ones_like(cell[:, 0], dtype=torch.bool)
 
 
+@shaped
 @dataclass(frozen=True)
 class PolylineCurve:
     """A polyline on a surface, closed if its last point is its first."""
 
-    points: Tensor  # (k, 3)
-    normals: Tensor  # (k, 3) of the surface
+    points: Float[Tensor, "k 3"]
+    normals: Float[Tensor, "k 3"]  # of the surface
     cut_off = False
 
     @property
@@ -128,13 +130,14 @@ class PolylineCurve:
 InterfaceCurve = LevelCurve | PolylineCurve
 
 
+@shaped
 @dataclass(frozen=True)
 class SubTriangles:
     """Triangles that are parts of the triangles of a cut surface."""
 
-    source: Tensor  # (s,) int64, the triangle that each is a part of
-    corners: Tensor  # (s, 3, 3) barycentric coordinates in that triangle
-    label: Tensor  # (s,) int64, its side of every curve
+    source: Int[Tensor, " s"]  # the triangle that each is a part of
+    corners: Float[Tensor, "s 3 3"]  # barycentric coordinates in that triangle
+    label: Int[Tensor, " s"]  # its side of every curve
 
     @classmethod
     def whole(cls, count: int, like: Tensor) -> SubTriangles:
@@ -151,13 +154,14 @@ class SubTriangles:
         )
 
 
+@shaped
 @dataclass(frozen=True)
 class BoundaryEdges:
     """Edges of parts of the surface: along its rim, or along one side of a curve."""
 
-    source: Tensor  # (r,) int64, the triangle
-    ends: Tensor  # (r, 3, 3) barycentric coordinates of both ends, and of a point inside the part
-    curve: Tensor  # (r,) int64, number of the curve; -1: a rim of the surface itself
+    source: Int[Tensor, " r"]  # the triangle
+    ends: Float[Tensor, "r 3 3"]  # barycentric coordinates of both ends, and of a point inside the part
+    curve: Int[Tensor, " r"]  # number of the curve; -1: a rim of the surface itself
 
     @classmethod
     def join(cls, parts: Sequence[BoundaryEdges], like: Tensor) -> BoundaryEdges:
@@ -342,12 +346,13 @@ def _root(
 NO_CURVES = InterfaceCurves()
 
 
+@shaped
 @dataclass(frozen=True)
 class LabelledTriangles:
     """The u pairs (triangle, label) that occur. Each stands for the parts of a triangle on one side of every curve."""
 
-    key: Tensor  # (u,) int64, increasing: triangle * labels + label
-    of_part: Tensor  # (s,) the number of the pair that each part belongs to
+    key: Int[Tensor, " u"]  # increasing: triangle * labels + label
+    of_part: Int[Tensor, " s"]  # the number of the pair that each part belongs to
     labels: int  # number of labels
     compatible: list[tuple[int, int]]  # pairs of labels that no curve separates
 

@@ -27,6 +27,7 @@ from lamina.grid.pieces import (
     turning_area_share,
     turns_too_much,
 )
+from lamina.shapes import Bool, Float, shaped
 from lamina.surfaces.base import Surface
 from lamina.surfaces.implicit import Implicit
 from lamina.surfaces.zero_set import (
@@ -101,13 +102,14 @@ def level_pieces(surface: Implicit, lattice: Lattice, refinement: int, degree: i
     return replace(curved, refinement=refinement)
 
 
+@shaped
 @dataclass(frozen=True)
 class _ZeroSetPoints:
     """Points of the zero set."""
 
-    position: Tensor  # (v, 3)
-    gradient: Tensor  # (v, 3) of phi
-    on_side: Tensor  # (v, 3) bool, the axes at right angles to the sides of the box that a point lies on
+    position: Float[Tensor, "v 3"]
+    gradient: Float[Tensor, "v 3"]  # of phi
+    on_side: Bool[Tensor, "v 3"]  # the axes at right angles to the sides of the box that a point lies on
     tracked: bool  # whether positions carry the gradients of phi
 
     @classmethod

@@ -17,6 +17,7 @@ from lamina.grid.rim import FlatTriangles
 from lamina.grid.saddle_vertices import cone_conductivity
 from lamina.grid.sheets import CutElements, distinct_glue
 from lamina.linear.graph import components, members
+from lamina.shapes import Int, shaped
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 
@@ -25,6 +26,7 @@ from lamina.surfaces.mesh import Mesh
 MAX_HEIGHT_OVER_RIM_CELLS = 1e-7
 
 
+@shaped
 @dataclass(frozen=True)
 class Incidence:
     """The pairs of a cell and a face of the mesh that passes through it, sorted, and the element of each pair.
@@ -32,10 +34,10 @@ class Incidence:
     With interface curves there is a pair for each label that occurs: face stands for face * labels + label.
     """
 
-    key: Tensor  # (i,) int64, increasing
-    element: Tensor  # (i,) int64
-    low: Tensor  # (3,) lowest cell of the keys
-    shape: Tensor  # (3,) cells of the keys along each axis
+    key: Int[Tensor, " i"]  # increasing
+    element: Int[Tensor, " numbered"]  # (i,), or empty until the elements are numbered
+    low: Int[Tensor, " 3"]  # lowest cell of the keys
+    shape: Int[Tensor, " 3"]  # cells of the keys along each axis
     faces: int  # the number of faces times the number of labels
     lattice: Lattice | None = None
     curves: InterfaceCurves = NO_CURVES

@@ -23,6 +23,7 @@ from lamina.grid.rim import CurvedTriangles
 from lamina.grid.sheets import CutElements, distinct_glue
 from lamina.linear.graph import components, first_of_each
 from lamina.search.neighbours import k_nearest
+from lamina.shapes import Bool, Float, Int, shaped
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.specks import MAX_SPECK_AREA_RATIO
 
@@ -81,16 +82,17 @@ MIN_COS_WITHIN_PIECE = math.cos(math.radians(25.0))
 MAX_TURNING_AREA_SHARE = {1: {1: 0.05}, 2: {1: 1e-3, 2: 1e-3}}
 
 
+@shaped
 @dataclass(frozen=True)
 class CurvedPieces:
     """Curved triangles of a surface, each within a cell."""
 
-    six_nodes: Tensor  # (t, 6, 3) corners, then the middles of edges 01, 12, 20
-    edge: Tensor  # (t, 3) int64, number of the edge that each middle belongs to
-    cell: Tensor  # (t, 3) int64
-    outward: Tensor  # (t, 3) vectors on the side that normals point to
-    rim: Tensor  # (t, 3) bool, which edges lie on a rim
-    flat: Tensor  # (t, 3, 3) corners of the flat triangle within the cell that each is lifted from
+    six_nodes: Float[Tensor, "t 6 3"]  # corners, then the middles of edges 01, 12, 20
+    edge: Int[Tensor, "t 3"]  # number of the edge that each middle belongs to
+    cell: Int[Tensor, "t 3"]
+    outward: Float[Tensor, "t 3"]  # vectors on the side that normals point to
+    rim: Bool[Tensor, "t 3"]  # which edges lie on a rim
+    flat: Float[Tensor, "t 3 3"]  # corners of the flat triangle within the cell that each is lifted from
     refinement: int = 1  # how many times finer the lattice is that they were cut on
 
     def take(self, rows: Tensor) -> CurvedPieces:
@@ -272,12 +274,13 @@ def _connected_elements(
 # Which pieces belong to the surface
 
 
+@shaped
 @dataclass(frozen=True)
 class KeptPieces:
     """The pieces that belong to the surface."""
 
     pieces: CurvedPieces
-    bridges: Tensor  # (b, 2) pairs of triangles that the surface joins although they share no edge
+    bridges: Int[Tensor, "b 2"]  # pairs of triangles that the surface joins although they share no edge
     detached_share: float = 0.0  # share of the area, by samples, on the largest part that came off, bridged or not
     speck_count: int = 0  # connected parts that were left out because they are small
     speck_share: float = 0.0  # their share of the area, by samples
@@ -418,19 +421,20 @@ _NEIGHBOURS_BY_STEPS = [torch.zeros(1, 3, dtype=torch.int64)] + [
 ]
 
 
+@shaped
 @dataclass(frozen=True)
 class CellLocator:
     """Finds the element of a point on the surface: by its cell, then by the nearest centre and mean normal."""
 
     low: Tensor
     shape: Tensor
-    key: Tensor  # (e,) int64, increasing: key of each element's cell
-    order: Tensor  # (e,) the element that each key belongs to
-    centre: Tensor  # (e, 3) in units of cells
-    normal: Tensor  # (e, 3)
+    key: Int[Tensor, " e"]  # increasing: key of each element's cell
+    order: Int[Tensor, " e"]  # the element that each key belongs to
+    centre: Float[Tensor, "e 3"]  # in units of cells
+    normal: Float[Tensor, "e 3"]
     lattice: Lattice | None = None
     curves: InterfaceCurves = NO_CURVES
-    label: Tensor | None = None  # (e,) of each element; None if there are no curves
+    label: Int[Tensor, " e"] | None = None  # of each element; None if there are no curves
     max_cost: float = MAX_COST_OF_FAR_PIECE  # of a piece outside the cells around a point
 
     def find(self, coordinate: Tensor, feet: ClosestPoints) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lamina.geometry.frames import tangent_basis
-from lamina.geometry.triangles import Rows, rows, safe_sqrt, triangle_areas
+from lamina.geometry.triangles import Rows, rows, safe_sqrt, triangle_areas, unit
 from lamina.linear.graph import first_of_each
+from lamina.shapes import Float, shaped
 
 
 def _rule(threes: tuple[tuple[float, float], ...], six: tuple[float, float, float, float] | None = None):
@@ -43,13 +44,14 @@ TRIANGLE_RULES = {
 }
 
 
+@shaped
 @dataclass(frozen=True)
 class Quadrature:
     """Points with unit normals and weights: the integral of f is sum_q w_q f(x_q)."""
 
-    points: Tensor  # (q, 3)
-    normals: Tensor  # (q, 3)
-    weights: Tensor  # (q,)
+    points: Float[Tensor, "q 3"]
+    normals: Float[Tensor, "q 3"]
+    weights: Float[Tensor, " q"]
 
     def take(self, which: Tensor) -> Quadrature:
         return Quadrature(self.points[which], self.normals[which], self.weights[which])
@@ -78,7 +80,7 @@ def on_polygons(corners: Tensor, polygon: Tensor, normals: Tensor) -> Quadrature
     base = corners[first_of_each(polygon, len(normals)), 0]
     # Opposite normals must give the same points, but would give mirrored frames. So all normals are turned to one side.
     largest = normals.gather(1, normals.abs().argmax(1, keepdim=True))
-    across, along = tangent_basis(torch.where(largest < 0, -normals, normals)).unbind(1)
+    across, along = _polygon_axes(torch.where(largest < 0, -normals, normals))
     arms = rows(corners - base[polygon, None])
     x, y = (_dot_columns(arms, rows(t[polygon])) for t in (across, along))  # (m, 3): in the plane, from the base
     # Over a triangle, the mean of x is sx / 3 and that of x y is (sum of x y + sx sy) / 12, sx the sum of x.
@@ -114,6 +116,20 @@ def _dot_columns(a: Rows, b: Rows) -> Tensor:
     return a[0] * b[0][:, None] + a[1] * b[1][:, None] + a[2] * b[2][:, None]
 
 
+def _polygon_axes(normals: Tensor) -> tuple[Tensor, Tensor]:
+    """Two axes (n, 3) in the plane of each polygon, along which its quadrature points are placed.
+
+    The points turn with the axes, and solutions change a little with the points. tangent_basis jumps where the z
+    component of a normal changes sign, so that rounding would turn the points on all faces parallel to the z axis.
+    These axes jump only where the two smallest components are equal in size.
+    """
+    least = normals.abs().argmin(1, keepdim=True)
+    axis = torch.zeros_like(normals).scatter_(1, least, 1.0)
+    across = unit(torch.linalg.cross(normals, axis))
+    return across, torch.linalg.cross(normals, across)
+
+
+@shaped
 @dataclass(frozen=True)
 class Frames:
     """Two directions at each quadrature point: orthonormal tangents of the surface, and the directions on the flat
@@ -122,8 +138,8 @@ class Frames:
     The components of the gradient on the surface are the derivatives of the function on the cell along `flat`.
     """
 
-    flat: Tensor  # (q, 2, 3)
-    lifted: Tensor  # (q, 2, 3)
+    flat: Float[Tensor, "q 2 3"]
+    lifted: Float[Tensor, "q 2 3"]
 
     @classmethod
     def orthonormal(cls, normals: Tensor) -> Frames:

@@ -16,6 +16,7 @@ from lamina.geometry.triangles import dot, unit
 from lamina.grid.interface_curves import BoundaryEdges
 from lamina.grid.quadrature import Frames
 from lamina.linear.graph import components
+from lamina.shapes import Float, Int, shaped
 
 TWO_GAUSS_POINTS = 0.5 - 0.5 / math.sqrt(3), 0.5 + 0.5 / math.sqrt(3)  # on the unit interval
 # Share of the way from a point on a rim to the opposite corner of its triangle, where its element is looked up. The
@@ -48,11 +49,12 @@ class TriangleMap(Protocol):
         ...
 
 
+@shaped
 @dataclass(frozen=True)
 class FlatTriangles:
     """Plane triangles."""
 
-    corners: Tensor  # (t, 3, 3)
+    corners: Float[Tensor, "t 3 3"]
 
     def position(self, source: Tensor, bary: Tensor) -> Tensor:
         return torch.einsum("ns,nsd->nd", bary, self.corners.index_select(0, source))
@@ -64,12 +66,13 @@ class FlatTriangles:
         return self.position(source, bary)
 
 
+@shaped
 @dataclass(frozen=True)
 class CurvedTriangles:
     """Triangles through six points: corners, then the middles of edges 01, 12, 20."""
 
-    six_nodes: Tensor  # (t, 6, 3)
-    flat: Tensor  # (t, 3, 3) corners of the flat triangles that these are lifted from
+    six_nodes: Float[Tensor, "t 6 3"]
+    flat: Float[Tensor, "t 3 3"]  # corners of the flat triangles that these are lifted from
 
     def position(self, source: Tensor, bary: Tensor) -> Tensor:
         following = bary.roll(-1, 1)
@@ -85,18 +88,19 @@ class CurvedTriangles:
         return torch.einsum("ns,nsd->nd", bary, self.flat.index_select(0, source))
 
 
+@shaped
 @dataclass(frozen=True)
 class Rim:
     """Quadrature points along rims and curves, two on each edge. A curve has an edge, and so points, on each side."""
 
-    points: Tensor  # (r, 3)
-    outward: Tensor  # (r, 3) unit tangents of the surface, normal to the edge, that lead off this side
-    weights: Tensor  # (r,)
-    element: Tensor  # (r,) int64
-    local: Tensor  # (r, 3) coordinates in the element's cell
-    curve: Tensor  # (r,) int64, number of the curve; -1: a rim of the surface itself
+    points: Float[Tensor, "r 3"]
+    outward: Float[Tensor, "r 3"]  # unit tangents of the surface, normal to the edge, that lead off this side
+    weights: Float[Tensor, " r"]
+    element: Int[Tensor, " r"]
+    local: Float[Tensor, "r 3"]  # coordinates in the element's cell
+    curve: Int[Tensor, " r"]  # number of the curve; -1: a rim of the surface itself
     ends: Tensor  # (r / 2, 2, 3) of the edges
-    flat_points: Tensor  # (r, 3) on the flat pieces that the points are lifted from
+    flat_points: Float[Tensor, "r 3"]  # on the flat pieces that the points are lifted from
     frames: Frames  # directions outward and along the rim
 
     @classmethod

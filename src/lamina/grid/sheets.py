@@ -15,10 +15,12 @@ from torch import Tensor
 
 from lamina.geometry.basis import BASES
 from lamina.linear.graph import components, first_of_each, numbered
+from lamina.shapes import Int, shaped
 
 Glue = tuple[Tensor, Tensor, Tensor]  # a (g,), b (g,), axis (g,)
 
 
+@shaped
 @dataclass(frozen=True)
 class CutElements:
     """Elements, how they are glued, and their unknowns, which follow from that.
@@ -28,10 +30,10 @@ class CutElements:
     neighbour has absorbed; they are kept for their glue.
     """
 
-    cell: Tensor  # (e, 3) int64
+    cell: Int[Tensor, "e 3"]
     glue: Glue
     active: int
-    known_component: Tensor | None = None  # (e,) if it is known already, from a finer lattice
+    known_component: Int[Tensor, " e"] | None = None  # if it is known already, from a finer lattice
 
     @classmethod
     def filling(cls, cell: Tensor, component: Tensor | None = None) -> tuple[CutElements, Tensor]:

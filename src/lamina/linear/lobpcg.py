@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lamina.shapes import Float, shaped
+
 Apply = Callable[[Tensor], Tensor]  # (n, k) -> (n, k)
 
 # Columns whose residual is at most this times the tolerance get no new search direction. With 1 columns would wait just
@@ -25,11 +27,12 @@ ITERATIONS_BETWEEN_FRESH_PRODUCTS = 10
 MAX_DROPPED_GRAM_EIGENVALUE_EPS = 1e2
 
 
+@shaped
 @dataclass(frozen=True)
 class Eigenpairs:
-    values: Tensor  # (k,), increasing
-    vectors: Tensor  # (n, k), orthonormal in M
-    residuals: Tensor  # (k,) |K x - lambda M x| over (lambda + scale) |M x|
+    values: Float[Tensor, " k"]  # increasing
+    vectors: Float[Tensor, "n k"]  # orthonormal in M
+    residuals: Float[Tensor, " k"]  # |K x - lambda M x| over (lambda + scale) |M x|
     iterations: int
 
 

@@ -36,7 +36,7 @@ COARSE_LINES = Lines.NONE  # Interpolation on coarse levels: they only correct, 
 MAX_COARSEST_NODES = 1500
 # Coarsening also ends, from the third level on, at a band with more than this share of the nodes of the band before it.
 # There bands are so thick that coarser ones save little. Chosen by trial.
-MAX_COARSENING_RATIO = 0.6
+MAX_BAND_COARSENING_RATIO = 0.6
 # The coarsest level is solved by a dense LU up to this many nodes (200 MB in double precision); beyond, it is smoothed.
 MAX_DIRECT_NODES = 5000
 COUPLED_COARSEST_SWEEPS = 8  # Smoothing sweeps on a coarsest level without LU; GMRES corrects what they leave.
@@ -215,7 +215,7 @@ def build_levels(
         ghosts.append(beyond)
         kinds.append(lines)
         if len(bands[-1]) <= MAX_COARSEST_NODES or (
-            len(bands) > 2 and len(bands[-1]) > MAX_COARSENING_RATIO * len(bands[-2])
+            len(bands) > 2 and len(bands[-1]) > MAX_BAND_COARSENING_RATIO * len(bands[-2])
         ):
             break
         lattice, lines = lattice.coarsened(), COARSE_LINES

@@ -18,6 +18,7 @@ from lamina.linear.lobpcg import lobpcg
 from lamina.linear.multigrid import v_cycle
 from lamina.pde.variational import Diffusivity, variational
 from lamina.progress import progress
+from lamina.shapes import Float, shaped
 from lamina.solution import Solution
 from lamina.surfaces.base import Surface
 
@@ -73,11 +74,13 @@ class Eigenmodes:
         return len(self.eigenvalues)
 
     @property
-    def values(self) -> Tensor:
+    @shaped
+    def values(self) -> Float[Tensor, "k m"]:
         """The functions (k, m) at domain.points."""
         return (self.domain.readout @ self.unknowns.T).T
 
-    def __call__(self, points: Tensor) -> Tensor:
+    @shaped
+    def __call__(self, points: Float[Tensor, "n 3"]) -> Float[Tensor, "k n"]:
         """The functions at any points of the surface.
 
         Parameters

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from lamina.device import by_kernel
 from lamina.geometry.frames import tangent_frames
 from lamina.geometry.triangles import dot, unit
+from lamina.shapes import Float, shaped
 
 NEIGHBOUR_FEATURES = 11  # that the network sees of each neighbour
 SAMPLE_FEATURES = 5  # that the network sees of each sample, besides those of its neighbours
@@ -51,6 +52,7 @@ class FitConfig:
         return asdict(self)
 
 
+@shaped
 @dataclass(frozen=True)
 class Neighbourhoods:
     """n samples with their k nearest samples, of which the first is the sample itself.
@@ -58,9 +60,9 @@ class Neighbourhoods:
     Points are relative to the sample, in units of the local spacing.
     """
 
-    points: Tensor  # (n, k, 3)
-    normals: Tensor  # (n, k, 3)
-    spacing: Tensor  # (n,)
+    points: Float[Tensor, "n k 3"]
+    normals: Float[Tensor, "n k 3"]
+    spacing: Float[Tensor, " n"]
 
     @classmethod
     def of(cls, points: Tensor, normals: Tensor, index: Tensor) -> Neighbourhoods:
@@ -76,6 +78,7 @@ class Neighbourhoods:
         return (self.points.shape[1] / math.pi) ** 0.5
 
 
+@shaped
 @dataclass(frozen=True)
 class Quadrics:
     """h(a, b) = sum c_ij a^i b^j over tangent planes at centres near the samples; units as in `Neighbourhoods`.
@@ -83,9 +86,9 @@ class Quadrics:
     a, b and h are divided by `radius`; the coefficients are those of 1, a, b, a^2, ab, b^2.
     """
 
-    centres: Tensor  # (n, 3) relative to the sample
-    frames: Tensor  # (n, 3, 3) rows t1, t2, n
-    coefficients: Tensor  # (n, 6)
+    centres: Float[Tensor, "n 3"]  # relative to the sample
+    frames: Float[Tensor, "n 3 3"]  # rows t1, t2, n
+    coefficients: Float[Tensor, "n 6"]
     radius: float
 
     def local(self, x: Tensor) -> Tensor:
@@ -107,15 +110,16 @@ class Quadrics:
         return (c - h) * level * self.radius, normal
 
 
+@shaped
 @dataclass(frozen=True)
 class NetworkOutput:
     """The fits of the network around n samples, and its predictions about them."""
 
     quadrics: Quadrics
-    share: Tensor  # (n, k) in (0, 1): how much of each neighbour's position counts
-    log_error: Tensor  # (n,) logarithm of the expected RMS error of the fit, in units of the spacing
-    vote: Tensor  # (n,) in (-1, 1): positive if the neighbours' normals point to the side of the fit's normal
-    outlier_logit: Tensor  # (n,) logit of the probability that the sample is an outlier
+    share: Float[Tensor, "n k"]  # in (0, 1): how much of each neighbour's position counts
+    log_error: Float[Tensor, " n"]  # logarithm of the expected RMS error of the fit, in units of the spacing
+    vote: Float[Tensor, " n"]  # in (-1, 1): positive if the neighbours' normals point to the side of the fit's normal
+    outlier_logit: Float[Tensor, " n"]  # logit of the probability that the sample is an outlier
 
 
 class FitNetwork(nn.Module):
@@ -239,16 +243,17 @@ def _weighted_fit(
     return Quadrics(centres, over.frames, coefficients, r), local, turned
 
 
+@shaped
 @dataclass(frozen=True)
 class _Residuals:
     """How k neighbours lie about the fits."""
 
-    local: Tensor  # (n, 3, k) neighbours in the frames of the fits
-    error: Tensor  # (n, k) signed distances from the fit
-    level: Tensor  # (n, k) cosine between a neighbour's normal and that of the frame
-    agree: Tensor  # (n, k) cosine between a neighbour's normal and that of the fit below it
-    total: Tensor  # (n, 1) sum of the weights of positions
-    sigma: Tensor  # (n, 1) RMS of the errors by these weights
+    local: Float[Tensor, "n 3 k"]  # neighbours in the frames of the fits
+    error: Float[Tensor, "n k"]  # signed distances from the fit
+    level: Float[Tensor, "n k"]  # cosine between a neighbour's normal and that of the frame
+    agree: Float[Tensor, "n k"]  # cosine between a neighbour's normal and that of the fit below it
+    total: Float[Tensor, "n 1"]  # sum of the weights of positions
+    sigma: Float[Tensor, "n 1"]  # RMS of the errors by these weights
 
     @classmethod
     def of(cls, quadrics: Quadrics, local: Tensor, turned: Tensor, position: Tensor) -> _Residuals:

@@ -20,6 +20,7 @@ from lamina.fits.normals import orient_normals
 from lamina.geometry.triangles import dot
 from lamina.reconstruction.fit_network import FitNetwork, Neighbourhoods, NetworkOutput
 from lamina.search.neighbours import PointTree, k_nearest
+from lamina.shapes import Float, Int, shaped
 
 # Neighbourhoods of 64 samples that are fitted at a time: enough to keep the device busy, few enough for its caches.
 FITS_AT_A_TIME = {"cpu": 2**9, "cuda": 2**15}
@@ -70,17 +71,18 @@ CLEAN_BLEND = BlendSettings(16, 3.0, sharp=True, min_cosine=0.0, max_offset=1.0,
 NOISY_BLEND = BlendSettings(48, 16.0, sharp=False, min_cosine=0.7, max_offset=0.7, max_jet_error=0.5)
 
 
+@shaped
 @dataclass(frozen=True)
 class QuadricFits:
     """Quadrics fitted around m samples, in units of length."""
 
-    centres: Tensor  # (m, 3) points of the quadrics nearest to the samples
-    frames: Tensor  # (m, 3, 3) rows t1, t2, n; n points to the side that was found to be outside
-    coefficients: Tensor  # (m, 6) of 1, a, b, a^2, ab, b^2, lengths divided by `scale`
-    scale: Tensor  # (m,) radius of the neighbourhood
-    spacing: Tensor  # (m,) local spacing of the samples
-    error: Tensor  # (m,) expected error
-    outlier_logit: Tensor  # (m,) logit of the probability that the sample is an outlier
+    centres: Float[Tensor, "m 3"]  # points of the quadrics nearest to the samples
+    frames: Float[Tensor, "m 3 3"]  # rows t1, t2, n; n points to the side that was found to be outside
+    coefficients: Float[Tensor, "m 6"]  # of 1, a, b, a^2, ab, b^2, lengths divided by `scale`
+    scale: Float[Tensor, " m"]  # radius of the neighbourhood
+    spacing: Float[Tensor, " m"]  # local spacing of the samples
+    error: Float[Tensor, " m"]  # expected error
+    outlier_logit: Float[Tensor, " m"]  # logit of the probability that the sample is an outlier
 
     def detach(self) -> QuadricFits:
         return QuadricFits(*(getattr(self, f.name).detach() for f in fields(self)))
@@ -110,12 +112,13 @@ class QuadricFits:
         return Jets(2, self.centres, self.frames, self.coefficients, self.scale, reach, self.error)
 
 
+@shaped
 @dataclass(frozen=True)
 class RobustFits:
     """The fits of a cloud after all checks."""
 
     fits: QuadricFits
-    kept: Tensor  # (k,) rows of the samples that have a fit
+    kept: Int[Tensor, " k"]  # rows of the samples that have a fit
     blend: BlendSettings
     noisy: bool  # whether the samples are noisy
     tree: PointTree  # of the centres of the fits

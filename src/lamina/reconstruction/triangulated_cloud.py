@@ -16,6 +16,7 @@ from lamina.reconstruction.robust_fits import MAX_CLEAN_OUTLIER_SHARE
 from lamina.reconstruction.triangulation import triangulate
 from lamina.search.neighbours import k_nearest
 from lamina.search.triangles_by_samples import TrianglesBySamples
+from lamina.shapes import Bool, Float, Int, shaped
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.specks import MAX_SPECK_AREA_RATIO, left_out_for_size
@@ -70,15 +71,16 @@ class TriangulatedCloud(Mesh):
     representation = "points"
 
 
+@shaped
 @dataclass(frozen=True)
 class CloudTriangles:
     """Triangles between samples, and what the normals of the samples say about them."""
 
-    faces: Tensor  # (t, 3) int64
-    areas: Tensor  # (t,)
-    longest: Tensor  # (t,) length of the longest edge
-    agreement: Tensor  # (t, 3) cosine between the normal of a triangle and those at its corners
-    supported: Tensor  # (m,) bool, whether a sample supports the triangles around it
+    faces: Int[Tensor, "t 3"]
+    areas: Float[Tensor, " t"]
+    longest: Float[Tensor, " t"]  # length of the longest edge
+    agreement: Float[Tensor, "t 3"]  # cosine between the normal of a triangle and those at its corners
+    supported: Bool[Tensor, " m"]  # whether a sample supports the triangles around it
 
     @classmethod
     def of(cls, points: Tensor, normals: Tensor) -> CloudTriangles | None:

@@ -10,19 +10,21 @@ from torch import Tensor
 from lamina.geometry.triangles import dot, triangle_areas
 from lamina.linear.graph import components, numbered
 from lamina.search.winding import WindingTree
+from lamina.shapes import Bool, Int, shaped
 
 # A piece lies inside the others if the median of their winding number is above a half just outside this many of its
 # largest faces, at the second number times the root of the face's area.
 INSIDE_PROBES, INSIDE_PROBE_DISTANCE = 16, 0.01
 
 
+@shaped
 @dataclass(frozen=True)
 class Sides:
     """How the faces of a mesh are to be turned so that neighbours agree."""
 
-    sign: Tensor  # (m,) int64, -1 for faces to be turned over
-    piece: Tensor  # (m,) int64, the same for faces that are joined through edges of exactly two faces
-    one_sided: Tensor  # (pieces,) whether the piece has one side only, as a Moebius strip
+    sign: Int[Tensor, " m"]  # -1 for faces to be turned over
+    piece: Int[Tensor, " m"]  # the same for faces that are joined through edges of exactly two faces
+    one_sided: Bool[Tensor, " pieces"]  # whether the piece has one side only, as a Moebius strip
 
 
 def agreeing_sides(faces: Tensor) -> Sides:

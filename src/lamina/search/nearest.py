@@ -21,19 +21,21 @@ from torch import Tensor
 from lamina.geometry.lattice import Blocks, Lattice
 from lamina.geometry.triangles import Rows, closest_on_triangle, dot, dot_rows, minus, rows, take
 from lamina.linear.graph import expand
+from lamina.shapes import Float, Int, shaped
 
 BALLS_PER_BALL = 4  # children of a ball: with more, trees are flatter and fewer pairs are dropped early
 MAX_BALL_PAIRS = {"cpu": 2**21, "cuda": 2**23}  # pairs of balls refined at a time
 
 
+@shaped
 @dataclass(frozen=True)
 class BallLevel:
     """One level of a ball tree: centres on the primitives, radii, and the children of each ball."""
 
-    centres: Tensor  # (n, 3)
-    radii: Tensor  # (n,)
-    first: Tensor  # (n,) int64, first child in the level below
-    counts: Tensor  # (n,) int64, number of children; 0 at the leaves
+    centres: Float[Tensor, "n 3"]
+    radii: Float[Tensor, " n"]
+    first: Int[Tensor, " n"]  # first child in the level below
+    counts: Int[Tensor, " n"]  # number of children; 0 at the leaves
 
     @cached_property
     def centre_rows(self) -> Rows:
@@ -66,13 +68,14 @@ class BallTree:
         self.top_component = component
 
 
+@shaped
 @dataclass(frozen=True)
 class TreeBlocks:
     """A level of a ball tree, seen as the query side of the search."""
 
     tree: BallTree
     level: int
-    ids: Tensor  # (n,) int64
+    ids: Int[Tensor, " n"]
 
     def __len__(self) -> int:
         return len(self.ids)

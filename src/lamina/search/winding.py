@@ -22,6 +22,7 @@ from torch import Tensor
 from lamina.geometry.triangles import Rows, dot, dot_rows, minus, rows, take
 from lamina.linear.graph import expand
 from lamina.search.nearest import morton_order
+from lamina.shapes import Float, Int, shaped
 
 GROUPS_PER_GROUP = 4  # children of a group
 PRIMITIVES_PER_GROUP = 8  # in a group of the lowest level
@@ -32,6 +33,7 @@ MIN_FAR_RADII = 2.0
 MAX_TERMS = {"cpu": 2**18, "cuda": 2**23}  # pairs of a query and a group evaluated at a time
 
 
+@shaped
 @dataclass(frozen=True)
 class Groups:
     """One level of the tree: n groups, and the moments of their primitives.
@@ -40,12 +42,12 @@ class Groups:
     symmetric part counts.
     """
 
-    centres: Tensor  # (n, 3) c
-    radii: Tensor  # (n,) of a ball about c around the primitives
-    vectors: Tensor  # (n, 3) a
-    moments: Tensor  # (n, 6) M_xx, M_yy, M_zz, and M_xy + M_yx, M_yz + M_zy, M_zx + M_xz
-    first: Tensor  # (n,) int64, first child in the level below, or first primitive
-    counts: Tensor  # (n,) int64, how many
+    centres: Float[Tensor, "n 3"]  # c
+    radii: Float[Tensor, " n"]  # of a ball about c around the primitives
+    vectors: Float[Tensor, "n 3"]  # a
+    moments: Float[Tensor, "n 6"]  # M_xx, M_yy, M_zz, and M_xy + M_yx, M_yz + M_zy, M_zx + M_xz
+    first: Int[Tensor, " n"]  # first child in the level below, or first primitive
+    counts: Int[Tensor, " n"]  # how many
 
 
 class WindingTree:

@@ -24,6 +24,7 @@ from lamina.linear.components import ComponentMean, column
 from lamina.linear.krylov import largest_eigenvalue
 from lamina.linear.multigrid import chebyshev_steps
 from lamina.linear.operator import transposed
+from lamina.shapes import Float, Int, shaped
 from lamina.spaces.galerkin import child_interpolation, on_corners
 
 
@@ -58,17 +59,18 @@ SPARSE_FACTOR_SHIFT = 1e-10
 COARSEST_SMOOTHING_SWEEPS = 8
 
 
+@shaped
 @dataclass(frozen=True)
 class OperatorLevel:
     """K and M of one lattice, on one sparsity pattern, and the interpolation from the next coarser one."""
 
     spacing: float
     pattern: Pattern
-    stiffness: Tensor  # (nnz,)
-    mass: Tensor  # (nnz,)
-    component: Tensor  # (n,) int64
-    coarse_unknown: Tensor | None = None  # (n, 8) int64
-    coarse_weight: Tensor | None = None  # (n, 8)
+    stiffness: Float[Tensor, " nnz"]
+    mass: Float[Tensor, " nnz"]
+    component: Int[Tensor, " n"]
+    coarse_unknown: Int[Tensor, "n 8"] | None = None
+    coarse_weight: Float[Tensor, "n 8"] | None = None
     coarse_count: int = 0
 
     @property
@@ -245,12 +247,13 @@ def _shifted_cholesky(A: Tensor) -> Tensor:
         shift *= 10
 
 
+@shaped
 @dataclass(frozen=True)
 class ChannelLevel:
     """K + c M on one level, with a shift c > 0 of its own for each column of (n, k)."""
 
     level: ShiftedLevel  # K alone, and the interpolation between levels
-    shift: Tensor  # (k,)
+    shift: Float[Tensor, " k"]
 
     def apply(self, u: Tensor) -> Tensor:
         return torch.addcmul(self.level.matrix @ u, self.level.mass_matrix @ u, self.shift)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lamina.grid.cut_surface import CutSurface
+from lamina.shapes import Bool, Float, Int, shaped
 from lamina.spaces.galerkin import directional_derivatives
 from lamina.spaces.scheme import FLUX, VALUE
 
@@ -43,19 +44,21 @@ PART_PENALTY = 100.0
 POINT_PENALTY = 1e4
 
 
+@shaped
 @dataclass(frozen=True)
 class FixedPoints:
     """Single points whose values are given by Dirichlet conditions."""
 
-    element: Tensor  # (p,) int64
-    local: Tensor  # (p, 3) coordinates in the cell of the element
-    condition: Tensor  # (p,) int64, the number of the condition
+    element: Int[Tensor, " p"]
+    local: Float[Tensor, "p 3"]  # coordinates in the cell of the element
+    condition: Int[Tensor, " p"]  # the number of the condition
 
     def joined(self, other: FixedPoints) -> FixedPoints:
         pairs = ((self.element, other.element), (self.local, other.local), (self.condition, other.condition))
         return FixedPoints(*(torch.cat(pair) for pair in pairs))
 
 
+@shaped
 @dataclass(frozen=True)
 class ConditionsAtPoints:
     """Which condition holds at each point of the rim and of the surface, and of what kind it is.
@@ -64,27 +67,28 @@ class ConditionsAtPoints:
     of u in a given flux.
     """
 
-    rim: Tensor  # (r,) int64, the number of the condition at the points of the rim
-    rim_kind: Tensor  # (r,)
-    rim_robin: Tensor  # (r,)
+    rim: Int[Tensor, " r"]  # the number of the condition at the points of the rim
+    rim_kind: Int[Tensor, " r"]
+    rim_robin: Float[Tensor, " r"]
     rim_diffusivity: Tensor | None  # (r,) or (r, 3, 3); None: 1
-    part: Tensor | None = None  # (q,) int64, the number of the condition at the quadrature points of the surface
-    part_kind: Tensor | None = None  # (q,)
-    part_robin: Tensor | None = None  # (q,)
+    part: Int[Tensor, " q"] | None = None  # the number of the condition at the quadrature points of the surface
+    part_kind: Int[Tensor, " q"] | None = None
+    part_robin: Float[Tensor, " q"] | None = None
     fixed_points: FixedPoints | None = None
 
 
+@shaped
 @dataclass(frozen=True)
 class Boundary:
     """The points at which conditions take values g (n,), and what conditions add to the load and to the stiffness."""
 
-    points: Tensor  # (n, 3)
-    condition: Tensor  # (n,) int64
-    element: Tensor  # (n,)
-    rows: Tensor  # (n, k) contribution to the load for g = 1
-    share: Tensor  # (n,) factor of the rows in the flux that u takes away: 1, or the coefficient of a Robin condition
-    matrix: Tensor  # (e, k, k) contribution to the stiffness
-    fixes_values: Tensor  # (e,) bool, whether a condition fixes values in an element, not only the flux
+    points: Float[Tensor, "n 3"]
+    condition: Int[Tensor, " n"]
+    element: Int[Tensor, " n"]
+    rows: Float[Tensor, "n k"]  # contribution to the load for g = 1
+    share: Float[Tensor, " n"]  # factor of the rows in the flux that u takes: 1, or the coefficient of Robin
+    matrix: Float[Tensor, "e k k"]  # contribution to the stiffness
+    fixes_values: Bool[Tensor, " e"]  # whether a condition fixes values in an element, not only the flux
 
     def load(self, cut: CutSurface, g: Tensor) -> Tensor:
         out = self.rows.new_zeros(cut.unknowns)

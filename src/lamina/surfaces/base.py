@@ -16,6 +16,7 @@ from lamina.geometry.lattice import Lattice, nodes_within
 from lamina.geometry.triangles import dot, points_in, triangle_areas
 from lamina.linear.operator import SparseOperator, sparse_rows
 from lamina.search.neighbours import k_nearest
+from lamina.shapes import Bool, Float, Int, shaped
 
 INTERPOLATION_BATCH = 2**16  # points that are interpolated at a time: intermediate results are many times the result
 RADIUS_SLACK = 1e-9  # relative: distances that exceed a radius by rounding alone count as within it
@@ -25,15 +26,16 @@ INTERPOLATION_RIDGE = 1e-6
 INTERPOLATION_NEIGHBOURS = 12  # samples that an interpolation takes: a linear fit needs 4, more of them average noise
 
 
+@shaped
 @dataclass(frozen=True)
 class ClosestPoints:
     """Closest points on a surface (feet) of n points in space."""
 
-    points: Tensor  # (n, 3) the closest points
-    normals: Tensor  # (n, 3) unit normals there
-    component: Tensor  # (n,) int64, the connected component that each lies on
-    face: Tensor | None = None  # (n,) int64, the face of a mesh that each lies on
-    beyond: Tensor | None = None  # (n,) bool, whether the foot was moved back to a rim from beyond it; None: nowhere
+    points: Float[Tensor, "n 3"]  # the closest points
+    normals: Float[Tensor, "n 3"]  # unit normals there
+    component: Int[Tensor, " n"]  # the connected component that each lies on
+    face: Int[Tensor, " n"] | None = None  # the face of a mesh that each lies on
+    beyond: Bool[Tensor, " n"] | None = None  # whether the foot was moved back to a rim from beyond it; None: nowhere
 
     def detach(self) -> ClosestPoints:
         return ClosestPoints(self.points.detach(), self.normals.detach(), self.component, self.face, self.beyond)
@@ -43,11 +45,12 @@ class ClosestPoints:
         return ClosestPoints(self.points[rows], self.normals[rows], self.component[rows], face, beyond)
 
 
+@shaped
 @dataclass(frozen=True)
 class NearNodes:
     """Lattice nodes near a surface. A node that is near to several components occurs once for each."""
 
-    ijk: Tensor  # (n, 3) int64
+    ijk: Int[Tensor, "n 3"]
     feet: ClosestPoints
 
 
@@ -148,7 +151,7 @@ class Surface(ABC):
         self.sharp, self.exact, self.faceted = base.sharp, base.exact, base.faceted
 
     @abstractmethod
-    def closest_points(self, x: Tensor) -> ClosestPoints:
+    def closest_points(self, x: Float[Tensor, "n 3"]) -> ClosestPoints:
         """Feet of x (n, 3), for x within the surface's reach."""
 
     def offsets(self, x: Tensor, feet: ClosestPoints) -> Tensor:
@@ -162,7 +165,7 @@ class Surface(ABC):
         return None
 
     @property
-    def positions(self) -> Tensor:
+    def positions(self) -> Float[Tensor, "m 3"]:
         """`points` (m, 3), with gradients if the surface was given points that want gradients."""
         return self.points
 
@@ -170,7 +173,7 @@ class Surface(ABC):
         """`points` as points on the surface."""
         return ClosestPoints(self.points, self.normals, self.component)
 
-    def own_areas(self) -> Tensor:
+    def own_areas(self) -> Float[Tensor, " m"]:
         """`areas`, with gradients where the surface has them."""
         return self.areas
 
@@ -186,7 +189,7 @@ class Surface(ABC):
         return from_samples(feet.points, feet.normals, feet.component, slopes=True)
 
     @property
-    def bounds(self) -> Tensor:
+    def bounds(self) -> Float[Tensor, "2 3"]:
         """Corners (2, 3) of a box around the surface."""
         return torch.stack([self.points.amin(0), self.points.amax(0)])
 

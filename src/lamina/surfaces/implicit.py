@@ -16,6 +16,7 @@ from lamina.fits.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.frames import tangent_basis
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.adjoint import first_order
+from lamina.shapes import Float, shaped
 from lamina.surfaces.base import ClosestPoints
 from lamina.surfaces.newton import FUNCTION_BATCH, DistanceModel, NewtonSurface, minimise, solve_two
 from lamina.surfaces.zero_samples import sample_zero_set
@@ -254,13 +255,14 @@ class Implicit(NewtonSurface):
         return _LevelModel(y, value, noise, gradient, hessian, frame, normal, e, bend)
 
 
+@shaped
 @dataclass(frozen=True)
 class _LevelModel(DistanceModel):
     """Models whose `at` are points near the zero set."""
 
-    normal: Tensor  # (n, 3)
-    offset: Tensor  # (n,) e, the signed distance to the zero set to first order
-    bend: Tensor  # (n, 3) the entries 11, 12, 22 of T'W T: minus the second fundamental form
+    normal: Float[Tensor, "n 3"]
+    offset: Float[Tensor, " n"]  # e, the signed distance to the zero set to first order
+    bend: Float[Tensor, "n 3"]  # the entries 11, 12, 22 of T'W T: minus the second fundamental form
 
     def moved(self, step: Tensor) -> Tensor:
         """The points reached along the parabola that osculates the zero set."""

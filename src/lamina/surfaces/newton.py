@@ -25,6 +25,7 @@ from lamina.geometry.lattice import Lattice
 from lamina.geometry.triangles import dot
 from lamina.search.nearest import Nearest
 from lamina.search.neighbours import PointTree
+from lamina.shapes import Float, shaped
 from lamina.surfaces.base import RADIUS_SLACK, ClosestPoints, NearNodes, Surface
 
 FUNCTION_BATCH = 2**17  # points given to a user's function in one call: bounds memory, and is enough to fill a GPU
@@ -129,16 +130,17 @@ class MovedNetwork(nn.Module):
         return torch.func.functional_call(network, moved, (x,))
 
 
+@shaped
 @dataclass(frozen=True)
 class DistanceModel:
     """Second-order models of f = |x - y|^2 / 2 in tangential coordinates, one a row; the module has the formula."""
 
-    at: Tensor  # (n, 3) where the model was made: a point of space or of a parameter domain
-    value: Tensor  # (n,) f
-    noise: Tensor  # (n,) expected rounding error of f
-    gradient: Tensor  # (n, 2) g
-    hessian: Tensor  # (n, 3) the entries 11, 12, 22 of H
-    frame: Tensor  # (n, 2, 3) the tangents that belong to the two coordinates
+    at: Float[Tensor, "n 3"]  # where the model was made: a point of space or of a parameter domain
+    value: Float[Tensor, " n"]  # f
+    noise: Float[Tensor, " n"]  # expected rounding error of f
+    gradient: Float[Tensor, "n 2"]  # g
+    hessian: Float[Tensor, "n 3"]  # the entries 11, 12, 22 of H
+    frame: Float[Tensor, "n 2 3"]  # the tangents that belong to the two coordinates
 
     def take(self, rows: Tensor) -> Self:
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})

@@ -14,6 +14,7 @@ from lamina.errors import InputError
 from lamina.geometry.tetrahedra import clip_to_box, cut_tetrahedra
 from lamina.geometry.triangles import dot, points_in, triangle_areas, triangle_normals
 from lamina.linear.graph import components, numbered
+from lamina.shapes import Float, Int, shaped
 from lamina.surfaces.poisson_disk import even_subset, owners
 from lamina.surfaces.zero_set import (
     CrossedCells,
@@ -40,14 +41,15 @@ MAX_FINENESS = 4  # factor by which cells are at most finer than the samples nee
 MAX_COSINE_ACROSS_CELL = -0.5
 
 
+@shaped
 @dataclass(frozen=True)
 class ZeroSamples:
     """Samples of a zero set, with their share of its area."""
 
-    points: Tensor  # (m, 3)
-    normals: Tensor  # (m, 3)
-    areas: Tensor  # (m,)
-    component: Tensor  # (m,) int64
+    points: Float[Tensor, "m 3"]
+    normals: Float[Tensor, "m 3"]
+    areas: Float[Tensor, " m"]
+    component: Int[Tensor, " m"]
     covering_radius: float  # no point of the zero set is farther from the samples of its component
     open: bool  # whether the box cuts it
 
@@ -91,16 +93,17 @@ def _by_area(weight: NDArray, count: int, seed: int) -> NDArray:
     return (np.random.default_rng(seed).random(len(weight)) < c * weight).nonzero()[0]
 
 
+@shaped
 @dataclass(frozen=True)
 class _Flat:
     """Flat triangles near the zero set, between points of both signs."""
 
-    vertices: Tensor  # (v, 3)
-    triangles: Tensor  # (t, 3) int64
-    normals: Tensor  # (t, 3) towards positive phi
-    component: Tensor  # (v,) int64
-    edge: Tensor  # (t, 2, 3) an edge of the lattice that each triangle's piece crosses
-    values: Tensor  # (t, 2) phi at its ends
+    vertices: Float[Tensor, "v 3"]
+    triangles: Int[Tensor, "t 3"]
+    normals: Float[Tensor, "t 3"]  # towards positive phi
+    component: Int[Tensor, " v"]
+    edge: Float[Tensor, "t 2 3"]  # an edge of the lattice that each triangle's piece crosses
+    values: Float[Tensor, "t 2"]  # phi at its ends
     spacing: float
     clipped: bool  # whether the zero set reaches the sides of the box
 

@@ -17,6 +17,7 @@ from lamina.errors import InputError
 from lamina.geometry.lattice import OCTANTS, Lattice, cell_keys, cells_of_keys
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.adjoint import first_order
+from lamina.shapes import Float, Int, shaped
 
 # Cells along the longest side of the box in which the zero set is first looked for. At half small parts of a surface
 # are missed more often; double evaluates phi at eight times as many points, 260,000.
@@ -185,15 +186,16 @@ def roots(phi: Function, a: Tensor, b: Tensor, fa: Tensor, fb: Tensor) -> Tensor
     return torch.lerp(a, b, t[:, None])
 
 
+@shaped
 @dataclass(frozen=True)
 class CrossedCells:
     """Cells of a lattice that the zero set crosses: phi has both signs at the corners of each."""
 
     lattice: Lattice
-    ijk: Tensor  # (n, 3) int64, nodes
-    value: Tensor  # (n,) phi there
-    cell: Tensor  # (c, 3) int64
-    corner: Tensor  # (c, 8) int64, nodes at the corners, in the order of OCTANTS
+    ijk: Int[Tensor, "n 3"]  # nodes
+    value: Float[Tensor, " n"]  # phi there
+    cell: Int[Tensor, "c 3"]
+    corner: Int[Tensor, "c 8"]  # nodes at the corners, in the order of OCTANTS
 
     @property
     def position(self) -> Tensor:

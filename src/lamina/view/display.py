@@ -18,6 +18,7 @@ from torch import Tensor
 from lamina.geometry.lattice import cell_keys
 from lamina.geometry.triangles import dot, unit
 from lamina.linear.graph import first_of_each
+from lamina.shapes import Float, Int, shaped
 from lamina.surfaces.base import ClosestPoints, Surface
 from lamina.surfaces.mesh import Mesh
 from lamina.view.normals import corner_normals
@@ -43,6 +44,7 @@ MAX_DISPLAY_HALVINGS = 5
 MAX_TRIANGLES = 1_500_000
 
 
+@shaped
 @dataclass(frozen=True)
 class Display:
     """Triangles with the states of a field at their corners.
@@ -50,11 +52,11 @@ class Display:
     note: how they were made; None if they are the points and faces of the surface.
     """
 
-    points: Tensor  # (n, 3)
-    normals: Tensor  # (n, 3)
-    component: Tensor  # (n,) int64
-    values: Tensor  # (s, n)
-    faces: Tensor | None  # (m, 3) int64; None: points, drawn as discs
+    points: Float[Tensor, "n 3"]
+    normals: Float[Tensor, "n 3"]
+    component: Int[Tensor, " n"]
+    values: Float[Tensor, "s n"]
+    faces: Int[Tensor, "m 3"] | None  # ; None: points, drawn as discs
     note: str | None = None
 
 
@@ -65,15 +67,16 @@ def own_points(domain: Domain, unknowns: Tensor) -> Display:
     return Display(surface.points, surface.normals, surface.component, values, surface.faces)
 
 
+@shaped
 @dataclass(frozen=True)
 class _Triangles:
     """Triangles on a surface with the field at their corners."""
 
     feet: ClosestPoints  # n corners
-    values: Tensor  # (n, s)
-    faces: Tensor  # (m, 3) int64
-    source: Tensor  # (m,) int64, the face or the piece of the surface that each lies in
-    below: Tensor | None = None  # (n, 3), the corners on the flat pieces that functions of order 3 live on
+    values: Float[Tensor, "n s"]
+    faces: Int[Tensor, "m 3"]
+    source: Int[Tensor, " m"]  # the face or the piece of the surface that each lies in
+    below: Float[Tensor, "n 3"] | None = None  # the corners on the flat pieces that functions of order 3 live on
 
 
 # Points on the surface, and the points below them on the flat pieces, if there are any.
