@@ -32,7 +32,7 @@ from lamina.surfaces.splats import Splats
 _warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 _warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "Dirichlet",

@@ -664,6 +664,39 @@ class Domain:
     def _kind(self) -> str:
         return f"order {self.order} ({self.order_reason}), extension {self.extension}"
 
+    def report(self) -> dict[str, Any]:
+        """What was decided about the surface and the grid, as plain numbers and strings.
+
+        Returns
+        -------
+        dict
+            Surface, representation, unknowns ("nodes"), spacing, order and reconstruction with their reasons,
+            components, device, precision and warnings.
+
+        Examples
+        --------
+        >>> import lamina
+        >>> report = lamina.Domain(lamina.Sphere(level=3), spacing=0.3).report()
+        >>> report["order"], report["reconstruction"]
+        (3, 'exact')
+        """
+        return {
+            "surface": self.surface.name,
+            "representation": self.surface.representation,
+            "nodes": self.unknowns,
+            "spacing": self.spacing,
+            "order": self.order,
+            "order_reason": self.order_reason,
+            "reconstruction": self.reconstruction.method,
+            "reconstruction_reason": self.reconstruction.reason,
+            "extension": self.extension,
+            "scheme": self.scheme.name,
+            "components": self.component_count,
+            "device": str(self.points.device),
+            "dtype": str(self.points.dtype).removeprefix("torch."),
+            "warnings": list(self.warnings),
+        }
+
     def __repr__(self) -> str:
         lines = [
             f"Domain of {self.surface.name} ({self.surface.representation}, {len(self.points)} points, "

@@ -195,25 +195,12 @@ class Solution:
         >>> u.report()["order"]
         2
         """
-        domain = self.domain
-        return {
-            "surface": domain.surface.name,
-            "representation": domain.surface.representation,
-            "nodes": domain.unknowns,
-            "spacing": domain.spacing,
-            "order": domain.order,
-            "order_reason": domain.order_reason,
-            "reconstruction": domain.reconstruction.method,
-            "reconstruction_reason": domain.reconstruction.reason,
-            "extension": domain.extension,
-            "scheme": domain.scheme.name,
-            "components": domain.component_count,
-            "device": str(domain.points.device),
-            "dtype": str(domain.points.dtype).removeprefix("torch."),
+        domain = self.domain.report()
+        return domain | {
             "cycles": self.cycles,
             "steps": self.steps,
             "residual": self.residual,
-            "warnings": [*domain.warnings, *self.warnings],
+            "warnings": [*domain.pop("warnings"), *self.warnings],
         }
 
     def channel(self, i: int) -> Solution:
