@@ -1,5 +1,5 @@
 # make install: set up.  make demo: solve an example.  make docs: the documentation.
-# make test: what guards behaviour, in five minutes.  make test-slow: trainings, tables of the paper, large shapes.
+# make test: what guards behaviour, in five minutes.  make test-slow: baselines, trainings, tables of the paper, large shapes.
 # All need only Python 3.11 or newer and make; everything else goes into .venv.
 
 PYTHON ?= python3

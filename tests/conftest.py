@@ -38,7 +38,20 @@ LONG = (
 )
 
 
+# The paper's method and the baselines beside the engine: make test-slow guards them.
+BASELINE_MODULES = (
+    "test_ablations", "test_attention", "test_coupled_rims", "test_gino", "test_interpolation", "test_laplacian",
+    "test_network", "test_patches", "test_reproduce", "test_shell", "test_shipped_weights", "test_training",
+)  # fmt: skip
+BASELINE_SCHEMES = {"coupled", "shell"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        call = getattr(item, "callspec", None)
+        schemes = set() if call is None else {value for value in call.params.values() if isinstance(value, str)}
+        if item.path.stem in BASELINE_MODULES or schemes & BASELINE_SCHEMES:
+            item.add_marker(pytest.mark.slow)
     _long_ones_first(items)
     folder = os.environ.get("LAMINA_DATA", "")
     missing = {}
