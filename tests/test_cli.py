@@ -141,7 +141,9 @@ def test_sampling_is_reproducible_and_seeded(run):
         arguments = ("solve", "poisson", "sphere", "--rhs", "-6*x*y", "--exact", "x*y", "--spacing", 0.15)
         report = run(*arguments, "--as", "points", "--samples", 1500, *options, "--json").json
         assert report["representation"] == "points"
-        assert report["extension"] == "neural"
+        # Noise on so smooth a surface is left to wide jets, and the report says so.
+        jets = "--noise" in options
+        assert (report["reconstruction"], report["extension"]) == (("jets", "jet") if jets else ("fits", "neural"))
         return report["nmae"]
 
     first = nmae("--seed", 1)
