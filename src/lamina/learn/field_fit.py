@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lamina.checks import positive
 from lamina.device import available
 from lamina.errors import InputError
 from lamina.geometry.triangles import dot
@@ -74,8 +75,7 @@ class FieldFit:
         for key, value in counts.items():
             if value < 1:
                 raise InputError(f"{key} must be at least 1, got {value}.")
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise InputError(f"rate must be a positive number, got {self.rate!r}.")
+        positive("rate", self.rate)
 
     def config(self, box: Tensor, centre: Tensor, scale: float) -> FieldConfig:
         """The configuration of a field in the coordinates x, whose surface lies in the box (2, 3)."""

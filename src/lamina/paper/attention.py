@@ -13,7 +13,6 @@ to sum to one again; docs/attention.md says what that changes.
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lamina.checks import positive
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_samples
 from lamina.geometry.lattice import cell_keys
@@ -90,9 +90,7 @@ class Attention:
         if self.kernel not in BLENDING_KERNELS:
             raise InputError(f"Unknown kernel {self.kernel!r}; known: {', '.join(BLENDING_KERNELS)}.")
         for name in ("temperature", "patch_spacing", "margin"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise InputError(f"{name} must be a positive number, got {value!r}.")
+            positive(name, getattr(self, name))
         if not 0 <= self.tolerance < 0.01:
             raise InputError(f"tolerance must lie between 0 and 0.01, got {self.tolerance!r}.")
         if not (isinstance(self.least_patches, int) and self.least_patches >= 0):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lamina.checks import positive
 from lamina.errors import InputError
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "tanh": nn.Tanh}
@@ -74,8 +75,7 @@ class NetworkConfig:
             raise InputError(f"Unknown surface feature {unknown[0]!r}; known: {', '.join(FEATURE_WIDTHS)}.")
         # In the order of FEATURE_WIDTHS, so that vectors come first.
         object.__setattr__(self, "features", tuple(f for f in FEATURE_WIDTHS if f in self.features))
-        if not self.spacing > 0:
-            raise InputError(f"spacing must be a positive number, got {self.spacing!r}.")
+        positive("spacing", self.spacing)
 
     @property
     def feature_width(self) -> int:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from lamina.checks import positive
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_level_set, from_shape_operator
 from lamina.geometry.frames import tangent_basis
@@ -194,8 +195,7 @@ def _outward(v: Tensor, fallback: Tensor | None = None) -> Tensor:
 
 def _check_positive(**lengths: float) -> None:
     for name, value in lengths.items():
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} must be a positive number, got {value!r}.")
+        positive(name, float(value))
 
 
 def torus_grid(R: float, r: float, around: int, across: int) -> tuple[Tensor, Tensor]:

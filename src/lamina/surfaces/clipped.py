@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from lamina.checks import returned
 from lamina.errors import InputError
 from lamina.geometry.lattice import Lattice
 from lamina.geometry.tetrahedra import clip as clip_triangles
@@ -63,13 +64,9 @@ def clip(surface: Surface, function: Function) -> Surface:
         raise InputError(f"clip needs a function of an (n, 3) tensor, got {type(function).__name__}.")
     if not isinstance(surface, Surface):
         raise InputError(f"clip needs a lamina surface, got {type(surface).__name__}.")
-    height = function(surface.points)
-    if not isinstance(height, Tensor) or not height.is_floating_point() or height.shape != (len(surface.points),):
-        shape = tuple(height.shape) if isinstance(height, Tensor) else type(height).__name__
-        raise InputError(
-            f"the function to clip by returned {shape} for {len(surface.points)} points; expected a tensor of shape "
-            f"({len(surface.points)},)."
-        )
+    height = returned(function(surface.points), "the function to clip by", len(surface.points))
+    if not height.is_floating_point():
+        raise InputError(f"the function to clip by returned {height.dtype}; expected real numbers, such as heights.")
     if not bool((height > 0).any()):
         raise InputError("Nothing is left of the surface: the function to clip by is positive nowhere on it.")
     return _clipped_mesh(surface, height) if surface.faceted else Clipped(surface, function)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lamina.checks import positive_integer
 from lamina.errors import InputError
 from lamina.fits.curvature import SurfaceFeatures, from_shape_operator
 from lamina.geometry.frames import tangent_basis
@@ -97,8 +98,7 @@ class Implicit(NewtonSurface):
         super().__init__(name)
         if not callable(phi):
             raise InputError(f"phi must be a function of an (n, 3) tensor, got {type(phi).__name__}.")
-        if not (isinstance(samples, int) and samples > 0):
-            raise InputError(f"samples must be a positive integer, got {samples!r}.")
+        positive_integer("samples", samples)
         self.phi = phi
         self.box = _checked_box(bounds, phi)
         self.size = float((self.box[1] - self.box[0]).norm())

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lamina.checks import positive
 from lamina.errors import InputError
 from lamina.io.safetensor_files import load_tensors, save_tensors
 
@@ -51,8 +52,7 @@ class SNSConfig:
             raise InputError(
                 f"width, depth and features must be at least 1; got {self.width}, {self.depth}, {self.features}."
             )
-        if not (math.isfinite(self.frequency) and self.frequency > 0):
-            raise InputError(f"frequency must be a positive number, got {self.frequency!r}.")
+        positive("frequency", self.frequency)
         if self.activation not in SNS_ACTIVATIONS:
             raise InputError(f"Unknown activation {self.activation!r}; known: {', '.join(SNS_ACTIVATIONS)}.")
 
