@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import singledispatch
 
 from lamina.errors import InputError
 from lamina.reconstruction.neural_cloud import NeuralCloud, wide_jets_are_better
@@ -68,27 +69,59 @@ def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
     """
     if method not in (*_known(), *METHOD_OF_EXTENSION.values()):
         raise InputError(f"Unknown reconstruction {method!r}; known: {', '.join(_known())}.")
-    if isinstance(surface, Clipped):
-        whole = reconstruct(surface.base, method)
-        if whole.surface is surface.base:
-            return replace(whole, surface=surface)
-        return replace(whole, surface=_clipped(whole.surface, surface))
-    if method in REGISTERED:
-        return Reconstruction(REGISTERED[method](_as_cloud(surface)), method, "it was asked for")
-    if isinstance(surface, NeuralCloud) and method not in ("triangles", "exact"):
-        return Reconstruction(surface, "fits", "the cloud was given with its fits")
-    if isinstance(surface, TriangulatedCloud) and method not in ("fits", "jets"):
-        return Reconstruction(surface, "triangles", "the cloud was given with its triangles")
-    if isinstance(surface, PointCloud):
-        if method == "exact":
-            raise InputError(
-                'A point cloud has no closest points of its own; use reconstruction="auto", "fits", "jets" or '
-                '"triangles".'
-            )
-        return _from_samples(surface, method)
+    return _reconstruct(surface, method)
+
+
+@singledispatch
+def _reconstruct(surface: Surface, method: str) -> Reconstruction:
+    """Of surfaces that know their closest points; the functions below are for those that do not, by their types."""
     if method in ("auto", "exact"):
         return Reconstruction(surface, "exact", "it knows its closest points")
-    return _from_samples(_as_cloud(surface), method)
+    return _reconstruct(PointCloud(surface.positions, surface.normals, name=surface.name), method)
+
+
+@_reconstruct.register
+def _(surface: Clipped, method: str) -> Reconstruction:
+    whole = _reconstruct(surface.base, method)
+    if whole.surface is surface.base:
+        return replace(whole, surface=surface)
+    return replace(whole, surface=_clipped(whole.surface, surface))
+
+
+@_reconstruct.register
+def _(surface: PointCloud, method: str) -> Reconstruction:
+    if method == "exact":
+        raise InputError(
+            'A point cloud has no closest points of its own; use reconstruction="auto", "fits", "jets" or "triangles".'
+        )
+    if method == "auto" and len(surface.points) < MIN_POINTS_FOR_DEFAULT_FITS:
+        reason = f"the cloud has fewer than {MIN_POINTS_FOR_DEFAULT_FITS} points"
+        return Reconstruction(surface, "jets", reason)
+    return _from_samples(surface, "best" if method == "auto" else method)
+
+
+@_reconstruct.register
+def _(surface: Splats, method: str) -> Reconstruction:
+    if method == "auto":
+        return Reconstruction(surface, "jets", "Gaussians have footprints, over which jets are fitted")
+    if method in ("exact", "jets", *REGISTERED):
+        return _reconstruct.dispatch(PointCloud)(surface, method)
+    fitted = (surface.live_fit if surface.tracked else surface.fit).cloud
+    return _from_samples(PointCloud(fitted.points, fitted.normals, name=surface.name), method)
+
+
+@_reconstruct.register
+def _(surface: NeuralCloud, method: str) -> Reconstruction:
+    if method in ("triangles", "exact", *REGISTERED):
+        return _reconstruct.dispatch(PointCloud)(surface, method)
+    return Reconstruction(surface, "fits", "the cloud was given with its fits")
+
+
+@_reconstruct.register
+def _(surface: TriangulatedCloud, method: str) -> Reconstruction:
+    if method in ("fits", "jets", *REGISTERED):
+        return _reconstruct.dispatch(Surface)(surface, method)
+    return Reconstruction(surface, "triangles", "the cloud was given with its triangles")
 
 
 def register(method: str, make: Callable[[PointCloud], Surface]) -> None:
@@ -103,13 +136,6 @@ def register(method: str, make: Callable[[PointCloud], Surface]) -> None:
 
 def _known() -> tuple[str, ...]:
     return (*RECONSTRUCTIONS, *REGISTERED)
-
-
-def _as_cloud(surface: Surface) -> PointCloud:
-    """The surface if it is a cloud, otherwise its points and normals."""
-    if isinstance(surface, PointCloud):
-        return surface
-    return PointCloud(surface.positions, surface.normals, name=surface.name)
 
 
 def reconstruct_as_asked(surface: Surface, extension: str, reconstruction: str) -> tuple[Reconstruction, str]:
@@ -152,18 +178,11 @@ def _clipped(whole: Surface, part: Clipped) -> Surface:
 
 
 def _from_samples(cloud: PointCloud, method: str) -> Reconstruction:
-    if method == "auto":
-        if isinstance(cloud, Splats):
-            return Reconstruction(cloud, "jets", "Gaussians have footprints, over which jets are fitted")
-        if len(cloud.points) < MIN_POINTS_FOR_DEFAULT_FITS:
-            reason = f"the cloud has fewer than {MIN_POINTS_FOR_DEFAULT_FITS} points"
-            return Reconstruction(cloud, "jets", reason)
-        method = "best"
+    """The surface of a cloud by any method but "auto" and "exact"."""
+    if method in REGISTERED:
+        return Reconstruction(REGISTERED[method](cloud), method, "it was asked for")
     if method == "jets":
         return Reconstruction(cloud, "jets", "it was asked for")
-    if isinstance(cloud, Splats):
-        fitted = (cloud.live_fit if cloud.tracked else cloud.fit).cloud
-        cloud = PointCloud(fitted.points, fitted.normals, name=cloud.name)
     if method == "triangles":
         return Reconstruction(triangulated(cloud, _fits_if_possible(cloud)), "triangles", "it was asked for")
     fits = NeuralCloud(cloud, shipped_fit_network())
