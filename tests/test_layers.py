@@ -25,7 +25,8 @@ ROOMS = (
     ("pde",),
     ("nn",),
     ("learn",),
-    ("paper", "baselines"),
+    ("paper",),
+    ("baselines",),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(ROOMS) for name in names}

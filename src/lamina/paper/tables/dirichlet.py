@@ -20,10 +20,10 @@ import torch
 from scipy.sparse.linalg import aslinearoperator, gmres
 from torch import Tensor
 
-from lamina.baselines import Answer, heat
 from lamina.errors import InputError, SolveError
 from lamina.metrics import errors
 from lamina.paper.band_domain import BandDomain
+from lamina.paper.baselines.compare import Answer, heat
 from lamina.paper.baselines.fem import SurfaceFEM
 from lamina.paper.baselines.reference import Reference, solve_until_settled
 from lamina.paper.explicit_euler import STEP_PER_SQUARED_SPACING, clamp

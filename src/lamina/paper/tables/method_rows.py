@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lamina.baselines import Answer, solve
 from lamina.errors import InputError, SolveError
 from lamina.metrics import aligned, errors
+from lamina.paper.baselines.compare import Answer, solve
 from lamina.paper.tables.table import Row, Setting
 from lamina.surfaces.base import Surface
 from lamina.surfaces.files import load

@@ -19,9 +19,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lamina.baselines import heat
 from lamina.errors import InputError, SolveError
 from lamina.metrics import errors
+from lamina.paper.baselines.compare import heat
 from lamina.paper.tables import published_numbers
 from lamina.paper.tables.isosurface import mean_over_triangles, mean_over_zero_set
 from lamina.paper.tables.method_rows import METHOD_LABELS

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lamina.baselines import heat
 from lamina.errors import InputError, SolveError
 from lamina.gallery import sphere_poisson as problem
 from lamina.metrics import errors
+from lamina.paper.baselines.compare import heat
 from lamina.paper.tables import published_numbers
 from lamina.paper.tables.method_rows import METHOD_LABELS, PAPER_SPACING, Shape, poisson_row, shape_of
 from lamina.paper.tables.samplings import SAMPLINGS, fibonacci, sphere_shape
