@@ -87,6 +87,7 @@ def test_surfaces_without_faces_are_drawn_by_the_pieces_that_the_cells_cut(surfa
     assert "cells cut the surface" in u.drawn.note
 
 
+@pytest.mark.slow
 def test_a_field_as_rough_as_the_grid_carries_is_drawn_as_it_was_solved():
     """Eight cells a wave, after little time: it bends in every cell, and most of all across the edges of cells."""
     u = lamina.heat(lamina.Domain(turned_ring()), lambda x: torch.sin(9 * x[:, 0]) * torch.cos(7 * x[:, 1]), 1e-3)

@@ -255,6 +255,7 @@ def oblate_area(c: float) -> float:
     return 2 * math.pi * (1 + c * c / e * math.atanh(e))
 
 
+@pytest.mark.slow
 def test_a_lens_of_closest_points_thinner_at_its_rim_than_a_cell():
     domain = lamina.Domain(lamina.Ellipsoid(1, 1, 0.1), 0.05, order=2)
     assert domain.quadrature.area == pytest.approx(oblate_area(0.1), rel=1e-4)

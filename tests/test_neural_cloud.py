@@ -110,6 +110,7 @@ def shaken(points, size=0.004):
     return points + size * torch.randn(points.shape, generator=torch.Generator().manual_seed(3)).double()
 
 
+@pytest.mark.slow
 def test_wide_jets_take_the_place_of_the_network_where_noise_lies_on_a_smooth_surface():
     ball = lamina.Sphere()
     cloud = lamina.PointCloud(shaken(ball.sample(4000, 0).points, 0.001))

@@ -406,6 +406,7 @@ def test_inside_of_real_networks_is_where_marching_cubes_found_it(data, name):
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_real_network_says_what_it_is(data, program):
     code, out, _ = program("info", data / "neural/thingi10k_81261_man_sdf.npz", "--json")
     assert code == 0

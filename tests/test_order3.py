@@ -320,6 +320,7 @@ def test_the_gpu_gives_what_the_cpu_gives():
 
 
 @pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.slow
 def test_short_time_steps_take_few_iterations(order):
     """Fields that vanish on the surface have no mass of their own; at a short step nothing else would hold them."""
     V = torch.tensor([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=torch.float64)

@@ -79,6 +79,7 @@ def test_thin_shapes_are_triangulated_unless_fits_are_asked_for(lens):
     assert isinstance(reconstruct(lens, "fits").surface, NeuralCloud)
 
 
+@pytest.mark.slow
 def test_splats_have_jets_unless_something_else_is_asked_for():
     splats = sphere_splats()
     found = reconstruct(splats)

@@ -184,6 +184,7 @@ def test_a_field_goes_back_to_all_gaussians(ball, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["compressed.ply", "splat", "spz", "sog"])
+@pytest.mark.slow
 def test_a_solution_goes_back_into_the_format_of_the_splats(ball, tmp_path, form):
     counts, splats = ball
     u = lamina.heat(lamina.Domain(splats, spacing=0.25, order=2), lambda x: x[:, 2], time=0.01)
