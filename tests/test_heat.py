@@ -57,6 +57,7 @@ def test_equal_steps_are_second_order(domain):
     assert math.log2(coarse / fine) == pytest.approx(2, abs=0.2)
 
 
+@pytest.mark.slow
 def test_adaptive_steps_meet_the_accuracy_asked_for(domain):
     fine = lamina.heat(domain, HEAT.initial, 0.2, accuracy=1e-6).values
     loose, tight = (lamina.heat(domain, HEAT.initial, 0.2, accuracy=a) for a in (1e-2, 1e-4))
@@ -136,6 +137,7 @@ def test_constants_stay_and_everything_else_tends_to_the_mean(domain):
     assert float((late - 3).abs().max()) < 1e-3
 
 
+@pytest.mark.slow
 def test_flow_for_two_times_is_the_flow_for_their_sum(domain):
     half = lamina.heat(domain, HEAT.initial, 0.1, accuracy=1e-5)
     again = lamina.heat(domain, half.values, 0.1, accuracy=1e-5)

@@ -259,6 +259,7 @@ def test_bad_input_is_refused_in_words(phi, bounds, message):
         Implicit(phi, bounds)
 
 
+@pytest.mark.slow
 def test_smooth_formulas_and_networks_are_solved_at_order_3_and_creased_ones_at_order_2():
     def order(phi) -> int:
         return Domain(Implicit(phi, BOX, samples=1000), 0.15).order

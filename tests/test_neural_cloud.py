@@ -131,6 +131,7 @@ def tin(count):
     return torch.stack([radius * angle.cos(), radius * angle.sin(), height], 1)
 
 
+@pytest.mark.slow
 def test_wide_jets_do_not_where_there_are_edges_or_normals_were_turned():
     assert learned(shaken(tin(4000))).noisy
     feet = lamina.Torus().sample(4000, 0)

@@ -59,6 +59,7 @@ def test_a_clean_cloud_is_made_from_what_was_asked_for(cloud, asked, method, ext
     assert torch.equal(made.points, cloud.points)
 
 
+@pytest.mark.slow
 def test_jets_are_not_called_fits_where_wide_ones_replace_these():
     noisy = sphere_cloud(0.005)
     found, extension = reconstruct_as_asked(noisy, "neural", "auto")
@@ -194,6 +195,7 @@ def test_baselines_take_the_same_option(cloud):
         lamina.paper.BandDomain(cloud, 0.25, reconstruction="jets", extension="attention", show_progress=False)
 
 
+@pytest.mark.slow
 def test_reports_and_the_default_grid_say_it(cloud):
     report = lamina.poisson(domain(cloud), upper, show_progress=False).report()
     assert (report["reconstruction"], report["extension"]) == ("fits", "neural")

@@ -202,6 +202,7 @@ def test_a_moebius_map_balances_the_areas():
     assert looks_outwards(*found[faces].unbind(1)).min() > 0
 
 
+@pytest.mark.slow
 def test_a_mesh_is_fitted_where_it_is():
     vertices, faces = bumpy_mesh(3)
     mesh = lamina.Mesh(vertices, faces)

@@ -131,6 +131,7 @@ def test_poisson_on_the_sphere(ball, scheme, most):
     assert errors(u.values, problem.solution(on_sphere), remove_mean=True).nrmse < most
 
 
+@pytest.mark.slow
 def test_large_discs_do_not_stand_out_of_a_curved_surface():
     """Sizes spread by a factor of ten on a torus: tangent discs lie outside, the surface through centres does not."""
     torus = lamina.Torus()

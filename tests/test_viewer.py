@@ -392,6 +392,7 @@ def test_the_demo_in_a_browser(tab, program, tmp_path):
     assert_clean(tab)
 
 
+@pytest.mark.slow
 def test_hovering_reads_the_field_everywhere(tab, tmp_path):
     """On the sphere with u = x the value read is the coordinate read."""
     show(tab, ball(), tmp_path)
