@@ -12,14 +12,15 @@ import importlib
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).with_name("public.json")
 ROOMS = ("lamina", "lamina.nn", "lamina.paper", "lamina.baselines")
 
 
-def parameters(of: object) -> list[str]:
+def parameters(of: Any) -> list[str]:
     try:
-        return [p for p in inspect.signature(of).parameters if p != "self"]  # type: ignore[arg-type]
+        return [p for p in inspect.signature(of).parameters if p != "self"]
     except (TypeError, ValueError):
         return []
 

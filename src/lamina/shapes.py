@@ -50,11 +50,11 @@ def _shaped_class(cls: Any) -> Any:
     build = cls.__init__
 
     @functools.wraps(build)
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
+    def checked(self: Any, *arguments: Any, **named: Any) -> None:
         build(self, *arguments, **named)
         _check(cls.__name__, _hints(cls), {f.name: getattr(self, f.name) for f in dataclasses.fields(cls)})
 
-    cls.__init__ = __init__
+    cls.__init__ = checked
     return cls
 
 
