@@ -1,11 +1,12 @@
 """Where order 3 pays and where order 2 does: both at equal unknowns on shapes of every kind.
 
     LAMINA_DATA=FOLDER python benchmarks/orders.py [--only NAME ...] [--nodes 10000 50000 200000] [--orders 2 3 4]
-        [--jobs 8]
+        [--jobs 8] [--device cuda]
 
 Laplacian(u) = sin(2x) cos(1.5y) + z on shapes scaled to half the longest side. The reference has REFERENCE unknowns and
 order 3; that of order 2 is beside it, so that one sees how well the two agree. NRMSE at domain.points. Order 4 is the
-coupled scheme. Each solve is a process of its own with one thread.
+coupled scheme. Each solve is a process of its own with one thread. "spike SIREN" and the like are networks that
+`lamina fit` fits first, in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from common import BENCHMARKS, domain_of, parser, record
 
 DATA = Path(os.environ.get("LAMINA_DATA") or BENCHMARKS.parent.parent / "shared" / "data")
+FITTED = Path(tempfile.gettempdir()) / "lamina-fitted"
 REFERENCE = 400_000
 Row = dict[str, Any]
 
@@ -31,6 +33,7 @@ CHOSEN_ON = ("sphere", "torus", "three balls", "ELU bunny", "gear", "hammer", "s
 JUDGED_ON = (
     "ellipsoid", "spike", "starfruit", "mug", "round cross", "bust", "alien", "man", "DeepSDF camera", "armadillo",
     "anchor", "three holes", "hand", "knot", "torus cloud", "noisy torus", "bunny cloud", "unicorn",
+    "spike SIREN", "spike SNS", "starfruit SIREN", "starfruit SNS",
 )  # fmt: skip
 
 
@@ -54,6 +57,8 @@ def surface(name: str) -> Any:
     if name in files:
         latent = {"round cross": 5, "DeepSDF camera": 1}.get(name)
         return lamina.load(DATA / files[name], **({} if latent is None else {"latent": latent}))
+    if name.endswith((" SIREN", " SNS")):
+        return lamina.load(fitted_file(name))
     if name in ("spike", "starfruit"):
         return sphere_map(name, 5)
     shape = lamina.Torus(1.0, 0.4) if "torus" in name else lamina.Ellipsoid(1, 0.8, 0.6)
@@ -65,7 +70,21 @@ def surface(name: str) -> Any:
     return lamina.PointCloud(feet.points + noise) if "noisy" in name else lamina.PointCloud(feet.points, feet.normals)
 
 
-def one(name: str, order: str, nodes: int, out: str) -> None:
+def fitted_file(name: str) -> Path:
+    return FITTED / (name.replace(" ", "_") + ".safetensors")
+
+
+def fit(name: str, device: str) -> None:
+    """Fit the network called name, unless its file is there."""
+    shape, kind = name.split()
+    FITTED.mkdir(exist_ok=True)
+    if not fitted_file(name).exists():
+        lamina = "from lamina.cli import main; main()"
+        asked = ["fit", kind.lower(), shape, "--out", str(fitted_file(name)), "--device", device]
+        subprocess.run([sys.executable, "-c", lamina, *asked], check=True)
+
+
+def one(name: str, order: str, nodes: int, device: str, out: str) -> None:
     """Solve in this process; values at domain.points into out.npy, the rest printed."""
     import numpy as np
     import torch
@@ -75,7 +94,7 @@ def one(name: str, order: str, nodes: int, out: str) -> None:
 
     torch.set_num_threads(1)
     shape = surface(name)
-    low, high = shape.bounds.detach()
+    low, high = shape.bounds.detach().to(device)
     centre, half = (low + high) / 2, float((high - low).max()) / 2
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -84,11 +103,12 @@ def one(name: str, order: str, nodes: int, out: str) -> None:
 
     start = time.perf_counter()
     scheme = {"auto": "auto", "4": "coupled"}.get(order, f"order {order}")
-    domain = domain_of(scheme, shape, nodes=nodes, show_progress=False, **({"order": 4} if order == "4" else {}))
+    options = {"order": 4} if order == "4" else {}
+    domain = domain_of(scheme, shape, nodes=nodes, device=device, show_progress=False, **options)
     built = time.perf_counter() - start
     u = lamina.poisson(domain, f, tolerance=1e-8, show_progress=False)
-    np.save(out, u.values.detach().numpy())
-    areas = domain.surface.own_areas().detach().numpy() if order == "3" else None
+    np.save(out, u.values.detach().cpu().numpy())
+    areas = domain.surface.own_areas().detach().cpu().numpy() if order == "3" else None
     if areas is not None:
         np.save(out + ".areas.npy", areas)
     print(json.dumps({"name": name, "asked": order, "order": domain.order, "nodes": nodes, "unknowns": domain.unknowns,
@@ -97,12 +117,12 @@ def one(name: str, order: str, nodes: int, out: str) -> None:
                       "warnings": [w[:120] for w in domain.warnings]}))  # fmt: skip
 
 
-def run(job: tuple[str, str, int, str], longest: float, end: float) -> Row:
-    name, order, nodes, out = job
+def run(job: tuple[str, str, int, str, str], longest: float, end: float) -> Row:
+    name, order, nodes, device, out = job
     longest = min(longest, end - time.time())
     if longest <= 0:
         return {"name": name, "asked": order, "nodes": nodes, "failed": "not run"}
-    command = [sys.executable, __file__, "--one", name, order, str(nodes), out]
+    command = [sys.executable, __file__, "--one", name, order, str(nodes), device, out]
     environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=longest, env=environment)
@@ -115,8 +135,8 @@ def run(job: tuple[str, str, int, str], longest: float, end: float) -> Row:
 
 def main() -> None:
     if "--one" in sys.argv:
-        name, order, nodes, out = sys.argv[2:6]
-        return one(name, order, int(nodes), out)
+        name, order, nodes, device, out = sys.argv[2:7]
+        return one(name, order, int(nodes), device, out)
     import numpy as np
 
     options = parser(__doc__)
@@ -126,12 +146,16 @@ def main() -> None:
     options.add_argument("--reference", type=int, default=REFERENCE)
     options.add_argument("--name", default="orders", help="of the results file")
     options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--device", default="cpu")
     options.add_argument("--longest", type=float, default=500, help="seconds for one solve")
     options.add_argument("--deadline", type=float, default=7200, help="seconds for all of them")
     asked = options.parse_args()
     folder = Path(tempfile.mkdtemp())
     cases = [(o, n) for n in asked.nodes for o in asked.orders] + [("2", asked.reference), ("3", asked.reference)]
-    jobs = [(name, o, n, str(folder / f"{name}-{o}-{n}.npy")) for name in asked.only for o, n in cases]
+    networks = [name for name in asked.only if name.endswith((" SIREN", " SNS"))]
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        list(pool.map(lambda name: fit(name, asked.device), networks))
+    jobs = [(name, o, n, asked.device, str(folder / f"{name}-{o}-{n}.npy")) for name in asked.only for o, n in cases]
     jobs.sort(key=lambda job: (asked.only.index(job[0]) // 4, -job[2]))  # the long ones of each few shapes first
     end = time.time() + asked.deadline
     with ThreadPoolExecutor(asked.jobs) as pool:

@@ -1,5 +1,6 @@
 """The V-cycle is a linear operator that contracts at a rate independent of the spacing; Krylov methods solve."""
 
+import gc
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lamina
 from lamina.geometry.lattice import Lattice
 from lamina.linear.components import ComponentMean
 from lamina.linear.krylov import conjugate_gradients, fgmres
@@ -212,3 +214,25 @@ def test_component_means_are_weighted_and_removed(seed, count):
     assert mean(u).tolist() == pytest.approx(expected)
     assert float(mean(mean.remove(u)).abs().max()) < 1e-12
     torch.testing.assert_close(mean.remove(mean.remove(u)), mean.remove(u))
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_a_solve_leaves_no_tensors_behind(order):
+    """Nothing waits for Python's garbage collector, which does not see how full a GPU is."""
+
+    def tensors():
+        return sum(type(thing) is torch.Tensor for thing in gc.get_objects())
+
+    def solve():
+        domain = lamina.Domain(lamina.Sphere(), nodes=1000, order=order)
+        lamina.heat(domain, "x", 0.1)
+
+    solve()  # fills the caches of the library
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        solve()
+        assert tensors() == before
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -102,11 +103,12 @@ class Cycle:
 class ShiftedHierarchies:
     """The levels of A shifted by c, and their V-cycle, cached for the last few shifts c.
 
-    make(c): builds the levels. keep: how many shifts are cached.
+    make(c): a method that builds the levels. Its object, which usually owns this cache, is held weakly: otherwise both
+    would keep their tensors on the device until Python's garbage collector runs. keep: how many shifts are cached.
     """
 
     def __init__(self, make: Callable[[float], list], keep: int = MAX_CACHED_SHIFTS):
-        self.make, self.keep = make, keep
+        self._make, self.keep = WeakMethod(make), keep
         self._levels: dict[float, list] = {}
         self._cycles: dict[float, Cycle] = {}
 
@@ -116,7 +118,9 @@ class ShiftedHierarchies:
                 oldest = next(iter(self._levels))
                 self._levels.pop(oldest)
                 self._cycles.pop(oldest, None)
-            self._levels[shift] = self.make(shift)
+            make = self._make()
+            assert make is not None  # its object owns this cache
+            self._levels[shift] = make(shift)
         return self._levels[shift]
 
     def cycle(self, shift: float) -> Cycle:
