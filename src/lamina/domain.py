@@ -689,6 +689,7 @@ class Domain:
             "order_reason": self.order_reason,
             "reconstruction": self.reconstruction.method,
             "reconstruction_reason": self.reconstruction.reason,
+            "area_error": self.reconstruction.area_error,
             "extension": self.extension,
             "scheme": self.scheme.name,
             "components": self.component_count,

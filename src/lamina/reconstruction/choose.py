@@ -20,7 +20,7 @@ from functools import singledispatch
 
 from lamina.errors import InputError
 from lamina.reconstruction.neural_cloud import NeuralCloud, wide_jets_are_better
-from lamina.reconstruction.triangulated_cloud import TriangulatedCloud, better_triangles, triangulated
+from lamina.reconstruction.triangulated_cloud import MAX_AREA_ERROR, Joined, TriangulatedCloud, triangulated
 from lamina.reconstruction.weights import shipped_fit_network
 from lamina.surfaces.base import Surface
 from lamina.surfaces.clipped import Clipped, clip
@@ -52,6 +52,7 @@ class Reconstruction:
     surface: Surface
     method: str
     reason: str  # one sentence
+    area_error: float | None = None  # estimated relative error of the area; None where there is no estimate
 
     def __str__(self) -> str:
         return f"{METHOD_WORDS.get(self.method, self.method)} ({self.reason})"
@@ -183,26 +184,28 @@ def _from_samples(cloud: PointCloud, method: str) -> Reconstruction:
         return Reconstruction(REGISTERED[method](cloud), method, "it was asked for")
     if method == "jets":
         return Reconstruction(cloud, "jets", "it was asked for")
-    if method == "triangles":
-        return Reconstruction(triangulated(cloud, _fits_if_possible(cloud)), "triangles", "it was asked for")
+    joined = triangulated(cloud) if method in ("triangles", "best") else None
+    if method == "triangles" and joined is None:
+        raise InputError(
+            f"{cloud.name}: no triangles join its {len(cloud.points)} points, because the points lie in one plane; use "
+            'reconstruction="fits" or "jets".'
+        )
+    if joined is not None and (method == "triangles" or not joined.jets_are_better):
+        reason = "it was asked for" if method == "triangles" else joined.reason
+        return Reconstruction(joined.mesh, "triangles", reason, joined.area_error)
     fits = NeuralCloud(cloud, shipped_fit_network())
+    if joined is not None and _contradicted(fits, joined):
+        reason = "fits leave holes between samples that are dense here and sparse there"
+        return Reconstruction(joined.mesh, "triangles", reason, joined.area_error)
     if wide_jets_are_better(cloud, fits):
         return Reconstruction(cloud, "jets", "the samples are noise on a smooth surface, which wide jets follow better")
-    better = better_triangles(cloud, fits) if method == "best" else None
-    if better is not None:
-        mesh, reason = better
-        return Reconstruction(mesh, "triangles", reason)
     if method == "fits":
         return Reconstruction(fits, "fits", "it was asked for")
     noisy = "the samples are noisy" if fits.noisy else "the samples are dense enough for fits"
     return Reconstruction(fits, "fits", noisy)
 
 
-def _fits_if_possible(cloud: PointCloud) -> NeuralCloud | None:
-    """Fits to a cloud; None where it has too few points for them, or where they find no surface."""
-    if isinstance(cloud, NeuralCloud):
-        return cloud
-    try:
-        return NeuralCloud(cloud, shipped_fit_network())
-    except InputError:
-        return None
+def _contradicted(fits: NeuralCloud, joined: Joined) -> bool:
+    """Whether fits end where triangles do not, or have another area."""
+    change = abs(float(fits.areas.sum()) / float(joined.mesh.areas.sum()) - 1)
+    return (joined.closed and fits.open) or change > MAX_AREA_ERROR

@@ -1,68 +1,52 @@
-"""Point clouds joined by triangles: for clean samples that are too sparse or too uneven for fits."""
+"""Point clouds joined by triangles, and the error of their area.
+
+Two surfaces compete: the one that encloses a volume by the samples alone (`enclosure.py`) and, where normals were given
+and the first is doubtful, the one that follows the normals (`triangulation.py`). The area of the better one changes
+less when half of the samples are left out. Clean samples are its vertices as they are; noisy samples are first moved
+onto jets fitted to their neighbours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lamina.errors import InputError
-from lamina.fits.rims import RIM_NEIGHBOUR
-from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
-from lamina.linear.graph import components, first_of_each
-from lamina.reconstruction.neural_cloud import NeuralCloud
-from lamina.reconstruction.robust_fits import MAX_CLEAN_OUTLIER_SHARE
+from lamina.fits.normals import pca_normals
+from lamina.fits.surface_fit import ChosenSettings, Cloud, choose_settings, smooth
+from lamina.geometry.triangles import dot, triangle_areas, unit
+from lamina.linear.graph import first_of_each
+from lamina.reconstruction.enclosure import Enclosure, connected_patches, enclosure
 from lamina.reconstruction.triangulation import triangulate
 from lamina.search.neighbours import k_nearest
-from lamina.search.triangles_by_samples import TrianglesBySamples
-from lamina.shapes import Bool, Float, Int, shaped
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.specks import MAX_SPECK_AREA_RATIO, left_out_for_size
 
-# The constants of this module were chosen by trial, by the errors of Poisson's equation on the shapes that
-# docs/neural.md names. Where a comment says nothing of half and double, neither was recorded.
-
-# The normal of a sample supports a triangle, or a neighbour lies on the same sheet, if the cosine between the two
-# normals is larger than this (60 degrees).
-MIN_SUPPORTING_COSINE = 0.5
-# A long triangle closes a rim, and is left out, if the cosines between its normal and those at all three corners are
-# below this (73 degrees). Between this and MIN_SUPPORTING_COSINE its patch decides.
-MAX_CONTRADICTING_COSINE = 0.3
-# A sample supports the triangles around it if the cosine between its normal and their mean normal, weighted by area, is
-# larger than this (46 degrees).
-MIN_SAMPLE_COSINE = 0.7
-# A sample that is a corner of no triangle still lies on one if it is nearer than this part of the square root of the
-# mean area of the triangles.
-MAX_DISTANCE_ON_TRIANGLE = 0.01
-# Triangles are refused if a larger share of the samples does not support them. That happens with noise and outliers.
-MAX_UNSUPPORTED_SHARE = 0.1
-# Normals turned as the fits say replace the given ones only if that lowers the share of unsupported samples below this
-# part of it. Fits correct flipped normals, but may also take one side of a thin part for the other.
-MAX_UNSUPPORTED_AFTER_TURNING = 0.5
-# A triangle is elsewhere than the fitted surface if its centre is farther from it than this part of its longest edge.
-MAX_CENTRE_DISTANCE = 0.25
+# Jets are used instead if their leave-one-out error is less than this share of the mean height of arcs over the edges
+# of triangles. At order 3 they then gain more than they cost: joining takes a fifth of the time of fitting.
+MAX_JET_ERROR_OVER_ARCS = 0.05
+# The area of triangles between samples comes short of that of the surface by about their spacing times a constant: they
+# cut edges and arcs off. Half of the samples have sqrt(2) times the spacing, so the area falls by (sqrt(2) - 1) times
+# its error.
+ERROR_OVER_CHANGE = 1 / (2**0.5 - 1)
+# A warning says how large the estimated error of the area is if it is more than this. With half of it, clouds are
+# warned of whose solutions are right; with double, some are not whose areas are wrong.
+MAX_AREA_ERROR = 0.03
 # Samples are noisy if the cosine between a chord to a neighbour and the mean normal of its ends exceeds this in the
 # median, and if MIN_NOISE_PER_TURN is exceeded, too. On a clean smooth surface the cosine is near 0.
 MIN_NOISE_SLOPE = 0.1
 # Samples are noisy only if that median exceeds this part of the median difference of normals between neighbours. A
 # clean surface that is rough itself turns its normals as well, and is not to be taken for noise.
 MIN_NOISE_PER_TURN = 0.7
-# Triangles replace fits if more than this share of the area of well supported triangles is elsewhere than the fits.
-MAX_AREA_ELSEWHERE = 0.01
+# Points that look like outliers are left out if the estimated error without them is less than this part of that with
+# them. Outliers raise it tenfold; sparse parts and edges, whose points look alike, do not change it much.
+MAX_ERROR_WITHOUT_OUTLIERS = 0.5
 NOISE_NEIGHBOURS = 8  # neighbours of each sample whose chords are measured for noise
-CHORD_NEIGHBOURS = 6  # neighbours of each sample whose chords give the error of flat triangles
-# Triangles replace fits if the fits leave out more than this share of the samples though triangles support these. Set
-# with MIN_ERROR_OVER_CHORDS on 21 meshes, 6,000 and 20,000 samples each (docs/neural.md has the outcome).
-MAX_SUPPORTED_SHARE_LEFT_OUT = 0.0015
-# Triangles replace fits if the error that the fits expect exceeds this part of the height of arcs over chords between
-# neighbours, which is the error of flat triangles.
-MIN_ERROR_OVER_CHORDS = 0.8
-# A triangle is long if its longest edge exceeds this multiple of the distance from a corner to its 12th neighbour.
-# Random samples of a surface are never so far apart without a gap between them.
-MIN_LONG_EDGE = 2.0
-MIN_LONG_AREA_IN_LID = 0.5  # a patch of triangles is a lid only if long ones have more than this share of its area
+# Two neighbours lie on the same sheet if the cosine between their normals is larger than this (60 degrees).
+MIN_SAME_SHEET_COSINE = 0.5
 
 
 class TriangulatedCloud(Mesh):
@@ -71,136 +55,135 @@ class TriangulatedCloud(Mesh):
     representation = "points"
 
 
-@shaped
 @dataclass(frozen=True)
-class CloudTriangles:
-    """Triangles between samples, and what the normals of the samples say about them."""
+class Joined:
+    """A cloud joined by triangles, why, and the estimated relative error of their area."""
 
-    faces: Int[Tensor, "t 3"]
-    areas: Float[Tensor, " t"]
-    longest: Float[Tensor, " t"]  # length of the longest edge
-    agreement: Float[Tensor, "t 3"]  # cosine between the normal of a triangle and those at its corners
-    supported: Bool[Tensor, " m"]  # whether a sample supports the triangles around it
-
-    @classmethod
-    def of(cls, points: Tensor, normals: Tensor) -> CloudTriangles | None:
-        """The triangles through points (m, 3) with normals (m, 3); None if there are none."""
-        faces = triangulate(points, normals)
-        if faces is None or not len(faces):
-            return None
-        corners = points[faces]
-        areas, face_normals = triangle_areas(corners), triangle_normals(corners)
-        edge = corners.roll(-1, 1) - corners
-        weighted = (areas[:, None] * face_normals).repeat_interleave(3, 0)
-        around = torch.zeros_like(points).index_add_(0, faces.reshape(-1), weighted)
-        # Of samples on a line or in a plane some are corners of no triangle and yet lie on one.
-        rows = (dot(around, around) == 0).nonzero()[:, 0]
-        if len(rows):
-            nearest = TrianglesBySamples(corners.double().cpu())
-            which, foot = (v.to(points.device) for v in nearest(points[rows].double().cpu()))
-            offset = points[rows] - foot.to(points)
-            on = dot(offset, offset).sqrt() < MAX_DISTANCE_ON_TRIANGLE * areas.mean().sqrt()
-            around[rows] = torch.where(on[:, None], face_normals[which], 0.0)
-        agreement = dot(face_normals[:, None], normals[faces])
-        supported = dot(unit(around), normals) > MIN_SAMPLE_COSINE
-        return cls(faces, areas, dot(edge, edge).amax(1).sqrt(), agreement, supported)
-
-    @property
-    def unsupported_share(self) -> float:
-        """Share of the samples that do not support the triangles."""
-        return 1 - float(self.supported.double().mean())
-
-    def without_lids(self, points: Tensor) -> Tensor:
-        """Faces (k, 3) without lids, which are no part of the surface but close its rims.
-
-        A lid is a long triangle that the normals at all its corners contradict. A lid is also a patch of triangles,
-        long ones for the most part, that its normals contradict on average: where a surface flares at its rim, the
-        normals at some corners of a lid look its way.
-        """
-        near = k_nearest(points, min(RIM_NEIGHBOUR + 1, len(points)))[1][:, -1]
-        long = self.longest > MIN_LONG_EDGE * near[self.faces].amin(1)
-        lid = long & (self.agreement.amax(1) < MAX_CONTRADICTING_COSINE)
-        doubtful = (self.agreement.mean(1) < MIN_SUPPORTING_COSINE) | long & (
-            self.agreement.amin(1) < MIN_SUPPORTING_COSINE
-        )
-        rows = doubtful.nonzero()[:, 0]
-        patch = _connected_patches(self.faces[rows])
-        areas, long_areas, agreed = (
-            torch.zeros_like(self.areas[rows]).index_add_(0, patch, self.areas[rows] * share)
-            for share in (1.0, long[rows], self.agreement[rows].mean(1))
-        )
-        contradicted = agreed < MIN_SUPPORTING_COSINE * areas
-        lid[rows] |= (contradicted & (long_areas > MIN_LONG_AREA_IN_LID * areas))[patch]
-        return self.faces[~lid]
+    mesh: TriangulatedCloud
+    reason: str
+    area_error: float
+    closed: bool  # whether no lid was left out
+    jets_are_better: bool  # whether jets predict left-out samples far better than triangles do
 
 
-def better_triangles(cloud: PointCloud, fitted: NeuralCloud) -> tuple[TriangulatedCloud, str] | None:
-    """The cloud joined by triangles and the reason, where triangles are better than the fitted surface; else None.
+@dataclass(frozen=True)
+class _Candidate:
+    """Triangles between some of the samples of a cloud, and the estimated error of their area."""
 
-    They are better only if the samples are clean and came with normals. One of these must hold, too:
-    - The fits expect about the error of flat triangles. Then triangles are as good where fits are right.
-    - The fits leave out samples that triangles support. That happens at thin parts with few samples. Samples that
-      support no triangles either are outliers, and triangles would go through them.
-    - The fitted surface is elsewhere than well supported triangles. That happens where samples are dense here and
-      sparse there, and the fits leave holes.
-    """
-    if cloud.estimated:
+    samples: Cloud
+    rows: Tensor  # of the distinct points of the cloud, that the samples are
+    smoothing: ChosenSettings | None  # with which noise was removed; None: the samples are where they were
+    found: Enclosure
+    faces: Tensor  # without lids
+    error: float
+    reason: str
+
+
+def triangulated(cloud: PointCloud) -> Joined | None:
+    """The cloud joined by the triangles whose area is surest; None where there are none."""
+    points, normals = cloud._live_samples()
+    every = torch.arange(len(points), device=points.device)
+    if cloud.estimated and len(cloud._kept) < len(every):  # points left out have borrowed normals
+        normals = pca_normals(points.detach())
+    tried = _candidates(Cloud(points, normals, cloud._component), every)
+    normals = cloud._live_samples()[1]
+    if len(cloud._kept) < len(every):
+        kept = cloud._kept
+        fewer = _candidates(Cloud(points[kept], normals[kept], cloud._component[kept]), kept)
+        if fewer and (not tried or fewer[0].error < MAX_ERROR_WITHOUT_OUTLIERS * tried[0].error):
+            tried = fewer
+    if not cloud.estimated and tried and tried[0].error > MAX_AREA_ERROR:
+        tried += _candidates(tried[0].samples, tried[0].rows, "the normals of the samples decide its side", triangulate)
+    if not tried:
         return None
-    points = cloud._unique
-    dropped = _left_out(fitted, points)
-    coarse = not fitted.noisy and _error_over_chords(fitted) > MIN_ERROR_OVER_CHORDS
-    if not (coarse or fitted.open or bool(dropped.any())) or is_noisy(points, cloud._normals):
-        return None
-    triangles = _best_oriented(cloud, fitted)
-    if triangles is None or triangles.unsupported_share > MAX_UNSUPPORTED_SHARE:
-        return None
-    left_out = float((dropped & triangles.supported).double().mean())
-    if float(dropped.double().mean()) > max(MAX_CLEAN_OUTLIER_SHARE, 2 * left_out):
-        return None
-    if coarse:
-        reason = "the samples are too sparse for fits, which would err as much as flat triangles"
-    elif left_out > MAX_SUPPORTED_SHARE_LEFT_OUT:
-        reason = f"fits leave out {left_out:.2%} of the samples that triangles join well"
+    best = min(tried, key=lambda candidate: candidate.error)
+    points, found = best.samples.points.detach(), best.found
+    faces, specks = without_specks(points, best.faces)
+    if best.smoothing is None:
+        mesh = as_mesh(cloud, best.rows[faces])
     else:
-        sure = (triangles.agreement.amin(1) > MIN_SUPPORTING_COSINE).nonzero()[:, 0]
-        centres, far = points[triangles.faces[sure]].mean(1), MAX_CENTRE_DISTANCE * triangles.longest[sure]
-        elsewhere = float(triangles.areas[sure[_elsewhere(fitted, centres, far)]].sum())
-        if elsewhere <= MAX_AREA_ELSEWHERE * float(triangles.areas[sure].sum()):
-            return None
-        reason = "fits leave holes between samples that are dense here and sparse there"
-    faces, specks = _without_specks(points, triangles.without_lids(points))
-    mesh = _as_mesh(cloud, faces)
-    mesh.notes.append("The samples are too sparse or uneven to be fitted; they were joined by triangles.")
-    mesh.notes += specks
-    return mesh, reason
+        mesh = _of_moved(cloud, best.samples.points, faces)
+        mesh.notes.append(_noise_note(best.smoothing))
+    if best.rows is every:
+        mesh.notes = [note for note in mesh.notes if "taken for outliers" not in note]
+    area, closed_area = _area(points, best.faces), _area(points, found.faces)
+    mesh.notes += [*specks, *_doubts(area, closed_area, best.error)]
+    smooth_enough = best.smoothing is None and _jets_are_better(best.samples.detach(), found, best.faces)
+    return Joined(mesh, best.reason, best.error, len(best.faces) == len(found.faces), smooth_enough)
 
 
-def triangulated(cloud: PointCloud, fitted: NeuralCloud | None) -> TriangulatedCloud:
-    """The cloud joined by triangles, whether or not they are better than fits.
+def _candidates(
+    samples: Cloud,
+    rows: Tensor,
+    reason: str = "the samples enclose a volume",
+    make: Callable[[Tensor, Tensor], Enclosure | None] = lambda points, _: enclosure(points),
+) -> list[_Candidate]:
+    """The triangles between samples, smoothed if they are noisy, as a list; an empty one where there are none."""
+    smoothing = None
+    if is_noisy(samples.points.detach(), samples.normals.detach()):
+        _, smoothing = choose_settings(samples.detach())
+        samples = smooth(samples, smoothing.settings)
+    points, normals = samples.points.detach(), samples.normals.detach()
+    found = make(points, normals)
+    faces = None if found is None else found.without_lids(points, normals)
+    if found is None or faces is None or not len(faces):
+        return []
+    error = area_error(points, normals, found, make)
+    return [_Candidate(samples, rows, smoothing, found, faces, error, reason)]
 
-    fitted: fits to the same cloud, if there are any. They tell which normals are flipped.
-    Raises InputError if there are no triangles.
+
+def area_error(
+    points: Tensor, normals: Tensor, found: Enclosure, make: Callable[[Tensor, Tensor], Enclosure | None]
+) -> float:
+    """Estimated relative error of the area of triangles over points (m, 3), from those between half of the points.
+
+    Lids count on both sides: which triangles are lids depends on the density. make(points, normals): the triangles.
     """
-    triangles = _best_oriented(cloud, fitted)
-    faces = None if triangles is None else triangles.without_lids(cloud._unique)
-    if triangles is None or faces is None or not len(faces):
-        raise InputError(
-            f"{cloud.name}: no triangles join its {len(cloud.points)} points, because the points lie in one plane or "
-            'their normals contradict every triangle; use reconstruction="fits" or "jets".'
-        )
-    faces, specks = _without_specks(cloud._unique, faces)
-    mesh = _as_mesh(cloud, faces)
-    mesh.notes += specks
-    share = triangles.unsupported_share
-    if share > MAX_UNSUPPORTED_SHARE:
-        mesh.notes.append(
-            f"{100 * share:.0f} % of the samples contradict the triangles that join them: the samples are noisy, or "
-            "their normals are wrong."
-        )
-    return mesh
+    half = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[: len(points) // 2]
+    half = half.to(points.device)
+    other = make(points[half], normals[half])
+    change = 1.0 if other is None else abs(1 - _area(points[half], other.faces) / _area(points, found.faces))
+    return change * ERROR_OVER_CHANGE
 
 
-def _as_mesh(cloud: PointCloud, faces: Tensor) -> TriangulatedCloud:
+def _area(points: Tensor, faces: Tensor) -> float:
+    return float(triangle_areas(points[faces]).sum())
+
+
+def _doubts(area: float, closed_area: float, error: float) -> list[str]:
+    """What to tell about the area of the surface, its area with all openings closed, and its estimated error."""
+    said = []
+    if closed_area > (1 + MAX_AREA_ERROR) * area:
+        said.append(
+            f"The samples leave openings, which {closed_area / area - 1:.0%} more area would close. They are left "
+            "open. If the surface is closed there, add samples."
+        )
+    if error > MAX_AREA_ERROR:
+        said.append(
+            f"The area of the surface may be off by about {error:.0%}: with half of the samples it changes by "
+            f"{error / ERROR_OVER_CHANGE:.1%}. Denser samples help; a finer grid does not."
+        )
+    return said
+
+
+def _jets_are_better(samples: Cloud, found: Enclosure, faces: Tensor) -> bool:
+    """Whether jets predict left-out samples far better than triangles do, which miss the arcs over their edges."""
+    normals = torch.where(dot(samples.normals, found.normals)[:, None] < 0, -samples.normals, samples.normals)
+    corners, looks = samples.points[faces], normals[faces]
+    height = dot(corners.roll(-1, 1) - corners, looks.roll(-1, 1) - looks).abs().amax(1) / 8
+    areas = triangle_areas(corners)
+    _, safe = choose_settings(Cloud(samples.points, normals, samples.component, samples.tree))
+    return safe.error < MAX_JET_ERROR_OVER_ARCS * float((areas * height).sum() / areas.sum())
+
+
+def _noise_note(smoothing: ChosenSettings) -> str:
+    settings = smoothing.settings
+    return (
+        f"Noise of about {smoothing.error:.2g} was smoothed over {settings.k} neighbours by degree {settings.degree}."
+    )
+
+
+def as_mesh(cloud: PointCloud, faces: Tensor) -> TriangulatedCloud:
     """Faces (t, 3) over the distinct points of a cloud, as a mesh over all its points."""
     first = first_of_each(cloud._unique_of, len(cloud._unique))  # the points that the distinct ones are
     mesh = TriangulatedCloud(cloud.positions, first[faces], name=cloud.name).to(cloud.points.device)
@@ -209,45 +192,23 @@ def _as_mesh(cloud: PointCloud, faces: Tensor) -> TriangulatedCloud:
     return mesh
 
 
-def _without_specks(points: Tensor, faces: Tensor) -> tuple[Tensor, list[str]]:
+def _of_moved(cloud: PointCloud, points: Tensor, faces: Tensor) -> TriangulatedCloud:
+    """Faces (t, 3) over moved points (m, 3) of a cloud."""
+    mesh = TriangulatedCloud(points, faces, name=cloud.name).to(points.device)
+    assert isinstance(mesh, TriangulatedCloud)
+    mesh.facts, mesh.notes = dict(cloud.facts), list(cloud.notes)
+    return mesh
+
+
+def without_specks(points: Tensor, faces: Tensor) -> tuple[Tensor, list[str]]:
     """Faces (k, 3) of the parts that are no specks, and a sentence about the specks, if there are any."""
-    part, areas = _connected_patches(faces), triangle_areas(points[faces])
+    part, areas = connected_patches(faces), triangle_areas(points[faces])
     area = torch.zeros_like(areas).index_add_(0, part, areas)
     kept = (area >= MAX_SPECK_AREA_RATIO * area.max())[part]
     if bool(kept.all()):
         return faces, []
     share = float(areas[~kept].sum() / areas.sum())
     return faces[kept], [left_out_for_size(len(torch.unique(part[~kept])), share)]
-
-
-def _left_out(fitted: NeuralCloud, points: Tensor) -> Tensor:
-    """Which of the distinct points (m, 3) the fits leave out, (m,) bool."""
-    dropped = torch.ones_like(points[:, 0], dtype=torch.bool)
-    dropped[fitted._kept] = False
-    return dropped
-
-
-def _connected_patches(faces: Tensor) -> Tensor:
-    """The patch (t,) of each of the triangles (t, 3); triangles with a common edge are in one patch."""
-    edges = torch.cat([faces, faces.roll(-1, 1)], 1).reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 2)
-    _, edge = torch.unique(edges.sort(1).values, dim=0, return_inverse=True)
-    which = torch.arange(len(faces), device=faces.device).repeat_interleave(3)
-    first = first_of_each(edge, len(faces) * 3)
-    return components(len(faces), which, which[first[edge]])
-
-
-def _best_oriented(cloud: PointCloud, fitted: NeuralCloud | None) -> CloudTriangles | None:
-    """Triangles by the normals as given, or by normals turned as the fits say where these are clearly better."""
-    points, normals = cloud._unique, cloud._normals
-    as_given = CloudTriangles.of(points, normals)
-    if as_given is None or fitted is None:
-        return as_given
-    flipped = ~_left_out(fitted, points) & (dot(normals, fitted._normals) < 0)
-    if not bool(flipped.any()):
-        return as_given
-    turned = CloudTriangles.of(points, torch.where(flipped[:, None], -normals, normals))
-    limit = MAX_UNSUPPORTED_AFTER_TURNING * as_given.unsupported_share
-    return turned if turned is not None and turned.unsupported_share < limit else as_given
 
 
 def is_noisy(points: Tensor, normals: Tensor) -> bool:
@@ -259,29 +220,7 @@ def is_noisy(points: Tensor, normals: Tensor) -> bool:
     """
     near, _ = k_nearest(points, min(NOISE_NEIGHBOURS + 1, len(points)))
     offset, other = points[near[:, 1:]] - points[:, None], normals[near[:, 1:]]
-    one_sheet = dot(other, normals[:, None]) > MIN_SUPPORTING_COSINE
+    one_sheet = dot(other, normals[:, None]) > MIN_SAME_SHEET_COSINE
     slope = dot(unit(offset), unit(other + normals[:, None])).abs()[one_sheet].median()
     turn = (other - normals[:, None]).norm(dim=-1)[one_sheet].median()
     return float(slope) > MIN_NOISE_SLOPE and float(slope) > MIN_NOISE_PER_TURN * float(turn)
-
-
-def _error_over_chords(fitted: NeuralCloud) -> float:
-    """The error that fits expect of themselves over that of flat triangles, both as means over the area.
-
-    Let d be the chord from a sample with normal n to a neighbour. The arc over it is |d . n| / 4 high in the middle.
-    On flat faces these heights vanish, and edges decide.
-    """
-    cloud, areas = fitted.fit.cloud, fitted.spacing**2
-    near = fitted.fit.near[:, 1 : CHORD_NEIGHBOURS + 1]
-    across = dot(cloud.points[near] - cloud.points[:, None], cloud.normals[:, None]).abs() / 4
-    one_sheet = dot(cloud.normals[near], cloud.normals[:, None]) > MIN_SUPPORTING_COSINE
-    height = torch.where(one_sheet, across, 0.0).amax(1)
-    return float((areas * fitted.expected_error).sum() / (areas * height).sum().clamp_min(1e-300))
-
-
-def _elsewhere(fitted: NeuralCloud, x: Tensor, far: Tensor) -> Tensor:
-    """Whether points x (n, 3) are farther than far (n,) from the fitted surface, or beyond its rims."""
-    feet = fitted.closest_points(x)
-    offset = x - feet.points
-    away = dot(offset, offset).sqrt() > far
-    return away if feet.beyond is None else away | feet.beyond

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-from scipy.spatial import Delaunay, QhullError
 from torch import Tensor
 
-from lamina.geometry.triangles import dot, triangle_areas, unit
+from lamina.geometry.triangles import dot, triangle_areas, triangle_normals, unit
+from lamina.reconstruction.delaunay import OPPOSITE_FACE, Tetrahedra
+from lamina.reconstruction.enclosure import Enclosure
 from lamina.search.neighbours import voronoi_areas
 
 # The three weights below were chosen together, by trial: with several dozen settings on the shapes of docs/neural.md.
@@ -37,58 +38,40 @@ SHAPE_WEIGHT = 0.3
 # between surfaces that are otherwise equally good: the smaller one is taken.
 AREA_WEIGHT = 0.003
 COST_STEPS = 10_000  # costs are rounded to multiples of 1 / COST_STEPS, because the maximum flow takes whole numbers
-# Standard deviation of the displacement of points before Delaunay's algorithm, over the longest side of their box. It
-# is far above rounding and far below any distance that matters.
-DISPLACEMENT = 1e-9
 # A flat tetrahedron lies on a face of the surface if each of its normals has at least this cosine (26 degrees) with the
 # mean of the four, chosen by trial.
 MIN_NORMAL_COSINE_ON_FACE = 0.9
 # A flat tetrahedron lies on a face of the surface if none of its edges has a larger cosine with the mean normal, that
 # is, if all edges are within 6 degrees of the tangent plane. Chosen by trial.
 MAX_EDGE_COSINE_ON_FACE = 0.1
-# A tetrahedron is flat if six times its volume, over the cube of its largest coordinate difference, is at most this.
-# DISPLACEMENT gives a piece of a plane about 1e-9 times the extent of the cloud over the size of the tetrahedron.
-MAX_FLAT_VOLUME = 1e-6
 UNBOUNDED_CAPACITY = 2**30  # capacity of an edge of the graph that no cut may use
-OPPOSITE_FACE = torch.tensor([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])  # corners of the face opposite each corner
 
 
-def triangulate(points: Tensor, normals: Tensor) -> Tensor | None:
-    """Triangles (t, 3) int64 over points (m, 3) with normals (m, 3), oriented like the normals.
+def triangulate(points: Tensor, normals: Tensor) -> Enclosure | None:
+    """The surface through points (m, 3) with normals (m, 3), oriented like the normals.
 
     The signs of the normals must agree: all outwards or all inwards. Returns None where there are too few points for
     one tetrahedron. The work is done on the CPU, and the result is on the device of the points.
     """
-    p, n = points.detach().double().cpu(), normals.detach().double().cpu()
+    tets = Tetrahedra.of(points)
+    if tets is None:
+        return None
+    p, n = tets.points, normals.detach().double().cpu()
     areas = voronoi_areas(p, n)
     inwards = float((areas[:, None] * (p - p.mean(0)) * n).sum()) < 0
     n = -n if inwards else n
-    p = _displaced(p)
-    try:
-        delaunay = Delaunay(p.numpy())
-    except QhullError:
-        return None
-    tets, across = (torch.from_numpy(v.astype(np.int64)) for v in (delaunay.simplices, delaunay.neighbors))
-    inside_costs, outside_costs = _label_costs(p[tets], n[tets])
-    face, behind, ahead, cost = _faces(p, tets, across, float(areas.mean()))
-    outside = _minimum_cut(inside_costs, outside_costs, behind, ahead, cost)
-    a, b = outside[behind], outside[ahead]
-    # The normal of `face` points from the tetrahedron `behind` to the one `ahead`.
-    triangles = torch.cat([face[~a & b], face[a & ~b].flip(1)])
-    return (triangles.flip(1) if inwards else triangles).to(points.device)
+    inside_costs, outside_costs = _label_costs(p[tets.corners], n[tets.corners], tets.solid)
+    cost = _face_costs(tets, float(areas.mean()))
+    outside = _minimum_cut(inside_costs, outside_costs, tets.behind, tets.ahead, cost)
+    a, b = outside[tets.behind], outside[tets.ahead]
+    faces, which = tets.between(~a & b, a & ~b)
+    faces, overlap = faces.to(points.device), tets.overlap[which].to(points)
+    return Enclosure(faces.flip(1) if inwards else faces, normals.detach(), overlap)
 
 
-def _displaced(p: Tensor) -> Tensor:
-    """Points p (m, 3), each moved by a tiny random distance.
-
-    Delaunay's algorithm takes far more time for many points on one plane or one sphere than for others.
-    """
-    size = DISPLACEMENT * (p.amax(0) - p.amin(0)).max()
-    return p + size * torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=p.dtype)
-
-
-def _label_costs(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-    """Costs (t,), (t,) of the labels inside and outside of tetrahedra with corners (t, 4, 3) and normals (t, 4, 3).
+def _label_costs(corner: Tensor, normal: Tensor, solid: Tensor) -> tuple[Tensor, Tensor]:
+    """Costs (t,), (t,) of the labels inside and outside of tetrahedra with corners (t, 4, 3) and normals (t, 4, 3);
+    solid (t,): which are not flat.
 
     A flat tetrahedron fills no solid angle. The formula would give it half the sphere at a corner that lies between
     the other three, so it is left out there. Flat tetrahedra on a face of the surface could have either label, but
@@ -96,7 +79,6 @@ def _label_costs(corner: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
     would usually save.
     """
     edges = corner[:, 1:] - corner[:, :1]
-    solid = torch.linalg.det(edges).abs() > MAX_FLAT_VOLUME * edges.abs().amax((1, 2)) ** 3
     mean = unit(normal.sum(1))[:, None]
     alike = dot(mean, normal).amin(1) > MIN_NORMAL_COSINE_ON_FACE
     on_face = alike & (dot(unit(edges), mean).abs().amax(1) < MAX_EDGE_COSINE_ON_FACE)
@@ -122,47 +104,14 @@ def _solid_angle(edge: Tensor) -> Tensor:
     return 2 * torch.atan2(over, la * lb * lc + dot(a, b) * lc + dot(a, c) * lb + dot(b, c) * la)
 
 
-def _faces(p: Tensor, tets: Tensor, across: Tensor, mean_area: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each face (f, 3) once, the tetrahedra (f,), (f,) behind and ahead of it, and its cost (f,) in the surface.
-
-    The normal of a face points from the tetrahedron behind to the one ahead. mean_area: area of a triangle whose area
-    costs AREA_WEIGHT. The space around the t tetrahedra has the number t; its circumsphere is a half space.
-    """
-    count = len(tets)
-    centre = _circumcentres(p[tets])
-    parts = []
-    for k, others in enumerate(OPPOSITE_FACE):
-        own = ((across[:, k] > torch.arange(count)) | (across[:, k] < 0)).nonzero()[:, 0]
-        other, face = across[own, k], tets[own][:, others]
-        origin = p[face[:, 0]]
-        normal = unit(torch.linalg.cross(p[face[:, 1]] - origin, p[face[:, 2]] - origin))
-        turned = dot(p[tets[own, k]] - origin, normal) > 0
-        face, normal = torch.where(turned[:, None], face.flip(1), face), torch.where(turned[:, None], -normal, normal)
-        here = -_sphere_cosine(centre[own] - origin, normal)
-        there = torch.where(other < 0, 1.0, _sphere_cosine(centre[other] - origin, normal))
-        area_cost = AREA_WEIGHT * triangle_areas(p[face]) / mean_area
-        cost = SHAPE_WEIGHT * (1 - torch.minimum(here, there)) + area_cost
-        parts.append((face, own, torch.where(other < 0, count, other), cost))
-    face, own, other, cost = (torch.cat(part) for part in zip(*parts, strict=True))
-    return face, own, other, cost
-
-
-def _sphere_cosine(offset: Tensor, normal: Tensor) -> Tensor:
-    """Cosine (f,) of the angle between planes with normals (f, 3) and spheres that meet them.
-
-    offset (f, 3): from a common point of sphere and plane to the centre of the sphere.
-    """
-    return dot(offset, normal) / dot(offset, offset).sqrt().clamp_min(torch.finfo(offset.dtype).tiny)
-
-
-def _circumcentres(corner: Tensor) -> Tensor:
-    """Centres (t, 3) of the spheres through corners (t, 4, 3); the mean of the corners where there is no sphere."""
-    edge = corner[:, 1:] - corner[:, :1]
-    has = torch.linalg.det(edge) != 0
-    centre = corner.mean(1)
-    half = 0.5 * dot(edge[has], edge[has])
-    centre[has] = corner[has, 0] + torch.linalg.solve(edge[has], half[..., None])[..., 0]
-    return centre
+def _face_costs(tets: Tetrahedra, mean_area: float) -> Tensor:
+    """Cost (f,) of each face in the surface. mean_area: area of a triangle whose area costs AREA_WEIGHT."""
+    corner, outermost = tets.points[tets.faces], len(tets.corners)
+    normal, ahead = triangle_normals(corner), tets.ahead.clamp(max=outermost - 1)
+    here = -dot(tets.centres[tets.behind] - corner[:, 0], normal) / tets.radii[tets.behind]
+    there = dot(tets.centres[ahead] - corner[:, 0], normal) / tets.radii[ahead]
+    there = torch.where(tets.ahead == outermost, 1.0, there)
+    return SHAPE_WEIGHT * (1 - torch.minimum(here, there)) + AREA_WEIGHT * triangle_areas(corner) / mean_area
 
 
 def _minimum_cut(inside: Tensor, outside: Tensor, first: Tensor, second: Tensor, cost: Tensor) -> Tensor:
