@@ -166,3 +166,21 @@ def test_a_warning_says_how_wrong_the_area_may_be():
     assert report["reconstruction"] == "triangles"
     assert report["area_error"] > 0.03
     assert f"may be off by about {report['area_error']:.0%}" in " ".join(domain.warnings)
+
+
+@pytest.mark.parametrize("height", [0.0, 0.5, 0.9, 0.97])
+def test_a_cap_has_no_lid(height):
+    """A shallow one encloses a flat volume with its lid, whose normals look the other way."""
+    feet = lamina.Sphere().sample(round(4000 / (1 - height)), 0)
+    points = feet.points[feet.points[:, 2] > height]
+    cloud = lamina.PointCloud(points)
+    domain = lamina.Domain(cloud, 0.2 * (1 - height) ** 0.5, show_progress=False)
+    assert domain.quadrature.area == pytest.approx(2 * math.pi * (1 - height), rel=0.03)
+
+
+def test_a_flat_sheet_is_not_doubled():
+    g = torch.Generator().manual_seed(0)
+    points = torch.rand(3000, 3, generator=g, dtype=torch.float64)
+    points[:, 2] = 0.01 * torch.randn(3000, generator=g, dtype=torch.float64)
+    domain = lamina.Domain(lamina.PointCloud(points), 0.1, show_progress=False)
+    assert domain.quadrature.area == pytest.approx(1, rel=0.1)

@@ -43,12 +43,18 @@ MAX_SHARED_SAMPLES = 0.5
 # Random samples of a surface are never so far apart without a gap between them.
 MIN_LONG_EDGES, LONG_NEIGHBOUR = 2.0, 12
 # A long triangle is contradicted if the mean cosine between its normal and those of its corners is less than this (46
-# degrees), and if it separates spheres that overlap more than this. Either alone also finds triangles of coarse meshes.
-# A patch of long triangles is a lid if more than the third number of its area is contradicted.
+# degrees) and it separates spheres that overlap more than the second number; either alone also finds triangles of
+# coarse meshes. It is contradicted as well if the cosine is negative. A patch of long triangles is a lid if more than
+# the third number of its area is contradicted.
 MIN_CORNER_COSINE, MIN_LID_OVERLAP, MIN_CONTRADICTED_SHARE = 0.7, -0.6, 0.5
+# Patches end where two triangles meet at a larger angle than 60 degrees, as a lid meets the sides of a box.
+MIN_PATCH_COSINE = 0.5
 # If lids have more than this share of the area of the rest, the samples show an open sheet. Every long triangle is then
 # a lid, also in flat openings, where spheres do not tell. An open car body has 0.7, a head cut at the neck 0.1.
 MAX_LID_SHARE = 0.25
+# A long triangle stays in any case if the mean cosine with the normals of its corners is at least this (8 degrees): a
+# flat face between samples along its edges.
+MIN_FLAT_COSINE = 0.99
 
 
 @shaped
@@ -60,19 +66,29 @@ class Enclosure:
     normals: Float[Tensor, "m 3"]  # of the samples: from the pole inside to the one outside
     overlap: Float[Tensor, " k"]  # as in `Tetrahedra`
 
+    def long(self, points: Tensor) -> Tensor:
+        """Which triangles (k,) over points (m, 3) are long."""
+        corners = points[self.faces]
+        edge = corners.roll(-1, 1) - corners
+        near = k_nearest(points, min(LONG_NEIGHBOUR + 1, len(points)))[1][:, -1]
+        return dot(edge, edge).amax(1).sqrt() > MIN_LONG_EDGES * near[self.faces].amin(1)
+
     def without_lids(self, points: Tensor, normals: Tensor) -> Tensor:
         """Faces (k, 3) without lids: patches of long triangles that no sample bears out.
 
         points, normals (m, 3): the samples; the signs of the normals do not matter.
         """
-        corners = points[self.faces]
-        edge = corners.roll(-1, 1) - corners
-        near = k_nearest(points, min(LONG_NEIGHBOUR + 1, len(points)))[1][:, -1]
-        long = dot(edge, edge).amax(1).sqrt() > MIN_LONG_EDGES * near[self.faces].amin(1)
-        agreement = dot(triangle_normals(corners)[:, None], normals[self.faces]).abs().mean(1)
-        contradicted = (self.overlap > MIN_LID_OVERLAP) & (agreement < MIN_CORNER_COSINE)
-        rows, areas = long.nonzero()[:, 0], triangle_areas(corners)
-        patch = connected_patches(self.faces[rows])
+        corners, long = points[self.faces], self.long(points)
+        areas, looks = triangle_areas(corners), triangle_normals(corners)
+        # Short triangles lie on the surface and tell where outside is.
+        side = torch.zeros_like(points)
+        weighted = torch.where(long, 1e-6 * areas, areas)[:, None] * looks
+        side.index_add_(0, self.faces.reshape(-1), weighted.repeat_interleave(3, 0))
+        normals = torch.where(dot(normals, side)[:, None] < 0, -normals, normals)
+        agreement = dot(looks[:, None], normals[self.faces]).mean(1)
+        contradicted = (self.overlap > MIN_LID_OVERLAP) & (agreement < MIN_CORNER_COSINE) | (agreement < 0)
+        rows = long.nonzero()[:, 0]
+        patch = connected_patches(self.faces[rows], looks[rows])
         whole, part = (
             torch.zeros_like(areas[rows]).index_add_(0, patch, areas[rows] * share)
             for share in (torch.ones_like(areas[rows]), contradicted[rows].to(areas))
@@ -80,7 +96,7 @@ class Enclosure:
         lid = torch.zeros_like(long)
         lid[rows] = (part > MIN_CONTRADICTED_SHARE * whole)[patch]
         if float(areas[lid].sum()) > MAX_LID_SHARE * float(areas[~lid].sum()):
-            lid = long
+            lid = long & (agreement < MIN_FLAT_COSINE)
         return self.faces[~lid]
 
 
@@ -90,7 +106,7 @@ def enclosure(points: Tensor) -> Enclosure | None:
     The work is done on the CPU, and the result is on the device of the points.
     """
     tets = Tetrahedra.of(points)
-    if tets is None:
+    if tets is None or not bool(tets.solid.any()):
         return None
     first, second, out, back = _poles(tets)
     u = _field(tets, first, second, dot(out, back))
@@ -105,12 +121,19 @@ def enclosure(points: Tensor) -> Enclosure | None:
     return Enclosure(**{name: v.to(points) if v.is_floating_point() else v for name, v in move.items()})
 
 
-def connected_patches(faces: Tensor) -> Tensor:
-    """The patch (t,) of each of the triangles (t, 3); triangles with a common edge are in one patch."""
+def connected_patches(faces: Tensor, normals: Tensor | None = None) -> Tensor:
+    """The patch (t,) of each of the triangles (t, 3); triangles with a common edge are in one patch.
+
+    With normals (t, 3), only if the angle between them is less than 60 degrees.
+    """
     edges = torch.cat([faces, faces.roll(-1, 1)], 1).reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 2)
     _, edge = torch.unique(edges.sort(1).values, dim=0, return_inverse=True)
     which = torch.arange(len(faces), device=faces.device).repeat_interleave(3)
-    return components(len(faces), which, which[first_of_each(edge, len(edge))[edge]])
+    other = which[first_of_each(edge, len(edge))[edge]]
+    if normals is not None:
+        smooth = dot(normals[which], normals[other]) > MIN_PATCH_COSINE
+        which, other = which[smooth], other[smooth]
+    return components(len(faces), which, other)
 
 
 def _poles(tets: Tetrahedra) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from lamina.fits.normals import pca_normals
+from lamina.fits.outliers import off_surface
 from lamina.fits.surface_fit import ChosenSettings, Cloud, choose_settings, smooth
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.linear.graph import first_of_each
 from lamina.reconstruction.enclosure import Enclosure, connected_patches, enclosure
 from lamina.reconstruction.triangulation import triangulate
-from lamina.search.neighbours import k_nearest
+from lamina.search.neighbours import k_nearest, voronoi_areas
 from lamina.surfaces.mesh import Mesh
 from lamina.surfaces.point_cloud import PointCloud
 from lamina.surfaces.specks import MAX_SPECK_AREA_RATIO, left_out_for_size
@@ -41,12 +42,15 @@ MIN_NOISE_SLOPE = 0.1
 # Samples are noisy only if that median exceeds this part of the median difference of normals between neighbours. A
 # clean surface that is rough itself turns its normals as well, and is not to be taken for noise.
 MIN_NOISE_PER_TURN = 0.7
-# Points that look like outliers are left out if the estimated error without them is less than this part of that with
-# them. Outliers raise it tenfold; sparse parts and edges, whose points look alike, do not change it much.
-MAX_ERROR_WITHOUT_OUTLIERS = 0.5
+# Points that look like outliers are left out if the doubtful area is less than this part of what it is with them.
+# Outliers raise it tenfold; sparse parts and edges, whose points look alike, do not change it much.
+MAX_DOUBT_WITHOUT_OUTLIERS = 0.5
+# The samples enclose no volume if the area of their triangles, without long ones, exceeds this multiple of the area of
+# their cells in tangent planes: of a flat sheet the triangles are both sides.
+MAX_AREA_OVER_CELLS = 1.5
 NOISE_NEIGHBOURS = 8  # neighbours of each sample whose chords are measured for noise
 # Two neighbours lie on the same sheet if the cosine between their normals is larger than this (60 degrees).
-MIN_SAME_SHEET_COSINE = 0.5
+MIN_CHORD_NORMAL_COSINE = 0.5
 
 
 class TriangulatedCloud(Mesh):
@@ -78,25 +82,38 @@ class _Candidate:
     error: float
     reason: str
 
+    @property
+    def lids(self) -> float:
+        """Area of the lids over that of the other triangles."""
+        points = self.samples.points.detach()
+        return _area(points, self.found.faces) / _area(points, self.faces) - 1
+
+    @property
+    def doubt(self) -> float:
+        """Share of the area that may be wrong or missing."""
+        return self.error + self.lids
+
 
 def triangulated(cloud: PointCloud) -> Joined | None:
     """The cloud joined by the triangles whose area is surest; None where there are none."""
     points, normals = cloud._live_samples()
     every = torch.arange(len(points), device=points.device)
+    looks = normals
     if cloud.estimated and len(cloud._kept) < len(every):  # points left out have borrowed normals
-        normals = pca_normals(points.detach())
-    tried = _candidates(Cloud(points, normals, cloud._component), every)
-    normals = cloud._live_samples()[1]
-    if len(cloud._kept) < len(every):
-        kept = cloud._kept
+        looks = pca_normals(points.detach())
+    tried = _candidates(Cloud(points, looks, cloud._component), every)
+    kept = cloud._kept
+    if not tried or tried[0].error > MAX_AREA_ERROR:
+        kept = kept[~off_surface(points[kept].detach())]
+    if len(kept) < len(every):
         fewer = _candidates(Cloud(points[kept], normals[kept], cloud._component[kept]), kept)
-        if fewer and (not tried or fewer[0].error < MAX_ERROR_WITHOUT_OUTLIERS * tried[0].error):
+        if fewer and (not tried or fewer[0].doubt < MAX_DOUBT_WITHOUT_OUTLIERS * tried[0].doubt):
             tried = fewer
     if not cloud.estimated and tried and tried[0].error > MAX_AREA_ERROR:
         tried += _candidates(tried[0].samples, tried[0].rows, "the normals of the samples decide its side", triangulate)
     if not tried:
         return None
-    best = min(tried, key=lambda candidate: candidate.error)
+    best = min(tried, key=lambda candidate: candidate.doubt)
     points, found = best.samples.points.detach(), best.found
     faces, specks = without_specks(points, best.faces)
     if best.smoothing is None:
@@ -104,10 +121,11 @@ def triangulated(cloud: PointCloud) -> Joined | None:
     else:
         mesh = _of_moved(cloud, best.samples.points, faces)
         mesh.notes.append(_noise_note(best.smoothing))
-    if best.rows is every:
-        mesh.notes = [note for note in mesh.notes if "taken for outliers" not in note]
-    area, closed_area = _area(points, best.faces), _area(points, found.faces)
-    mesh.notes += [*specks, *_doubts(area, closed_area, best.error)]
+    mesh.notes = [note for note in mesh.notes if "taken for outliers" not in note]
+    if len(best.rows) < len(every):
+        left_out = len(every) - len(best.rows)
+        mesh.notes.append(f"{left_out} points off the surface of the others were taken for outliers and left out.")
+    mesh.notes += [*specks, *_doubts(best.lids, best.error)]
     smooth_enough = best.smoothing is None and _jets_are_better(best.samples.detach(), found, best.faces)
     return Joined(mesh, best.reason, best.error, len(best.faces) == len(found.faces), smooth_enough)
 
@@ -127,6 +145,9 @@ def _candidates(
     found = make(points, normals)
     faces = None if found is None else found.without_lids(points, normals)
     if found is None or faces is None or not len(faces):
+        return []
+    short = found.faces[~found.long(points)]
+    if _area(points, short) > MAX_AREA_OVER_CELLS * float(voronoi_areas(points, normals).sum()):
         return []
     error = area_error(points, normals, found, make)
     return [_Candidate(samples, rows, smoothing, found, faces, error, reason)]
@@ -150,13 +171,13 @@ def _area(points: Tensor, faces: Tensor) -> float:
     return float(triangle_areas(points[faces]).sum())
 
 
-def _doubts(area: float, closed_area: float, error: float) -> list[str]:
-    """What to tell about the area of the surface, its area with all openings closed, and its estimated error."""
+def _doubts(lids: float, error: float) -> list[str]:
+    """What to tell about the area of the surface: that of its openings and its error, both over its own."""
     said = []
-    if closed_area > (1 + MAX_AREA_ERROR) * area:
+    if lids > MAX_AREA_ERROR:
         said.append(
-            f"The samples leave openings, which {closed_area / area - 1:.0%} more area would close. They are left "
-            "open. If the surface is closed there, add samples."
+            f"The samples leave openings, which {lids:.0%} more area would close. They are left open. If the surface "
+            "is closed there, add samples."
         )
     if error > MAX_AREA_ERROR:
         said.append(
@@ -220,7 +241,7 @@ def is_noisy(points: Tensor, normals: Tensor) -> bool:
     """
     near, _ = k_nearest(points, min(NOISE_NEIGHBOURS + 1, len(points)))
     offset, other = points[near[:, 1:]] - points[:, None], normals[near[:, 1:]]
-    one_sheet = dot(other, normals[:, None]) > MIN_SAME_SHEET_COSINE
+    one_sheet = dot(other, normals[:, None]) > MIN_CHORD_NORMAL_COSINE
     slope = dot(unit(offset), unit(other + normals[:, None])).abs()[one_sheet].median()
     turn = (other - normals[:, None]).norm(dim=-1)[one_sheet].median()
     return float(slope) > MIN_NOISE_SLOPE and float(slope) > MIN_NOISE_PER_TURN * float(turn)
