@@ -22,7 +22,7 @@ def sphere(count=COUNT, seed=0):
 
 
 def learned(points, normals=None):
-    found = reconstruct(lamina.PointCloud(points, normals), "best")
+    found = reconstruct(lamina.PointCloud(points, normals), "fits")
     assert found.method == "fits"
     assert isinstance(found.surface, NeuralCloud)
     return found.surface

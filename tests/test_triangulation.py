@@ -105,7 +105,7 @@ def test_notches_between_faces_of_one_plane_stay_open(count):
 
 def test_a_cloud_with_bare_faces_is_solved_on_triangles():
     points, normals = rounded_box()
-    domain = lamina.Domain(lamina.PointCloud(points, normals), 0.1, extension="neural", show_progress=False)
+    domain = lamina.Domain(lamina.PointCloud(points, normals), 0.1, show_progress=False)
     assert isinstance(domain.geometry, TriangulatedCloud)
     assert domain.scheme.name == "trace"
     assert domain.quadrature.area == pytest.approx(area_of_rounded_box(), rel=0.02)
@@ -120,7 +120,7 @@ def test_specks_of_an_uneven_cloud_are_left_out_and_said():
     points, normals = rounded_box()
     far = points.new_tensor([2.0, 0.0, 0.0])
     cloud = lamina.PointCloud(torch.cat([points, 0.05 * points + far]), normals.repeat(2, 1))
-    domain = lamina.Domain(cloud, 0.2, extension="neural", show_progress=False)
+    domain = lamina.Domain(cloud, 0.2, show_progress=False)
     assert isinstance(domain.geometry, TriangulatedCloud)
     assert domain.component_count == 1
     assert "1 part of the surface, 0.25% of its area, was left out" in " ".join(domain.warnings)

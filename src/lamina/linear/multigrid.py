@@ -112,6 +112,12 @@ class ShiftedHierarchies:
         self._levels: dict[float, list] = {}
         self._cycles: dict[float, Cycle] = {}
 
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_make": self._make()}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, _make=WeakMethod(state["_make"]))
+
     def levels(self, shift: float) -> list:
         if shift not in self._levels:
             if len(self._levels) >= self.keep:

@@ -29,9 +29,8 @@ from lamina.surfaces.splats import Splats
 
 RECONSTRUCTIONS = ("auto", "fits", "jets", "triangles")  # what Domain(reconstruction=...) takes
 EXTENSIONS = ("closest-point", "jet", "neural", "attention")  # what Domain(extension=...) takes besides "auto"
-# The method that each of these names of version 0.1 asks for. "best" is what "auto" does for large clouds: fits, or
-# jets or triangles where these are better.
-METHOD_OF_EXTENSION = {"auto": "auto", "closest-point": "exact", "jet": "jets", "neural": "best"}
+# The method that each of these names of version 0.1 asks for.
+METHOD_OF_EXTENSION = {"auto": "auto", "closest-point": "exact", "jet": "jets", "neural": "fits"}
 # The name of version 0.1 for the method that was used. Triangles know their closest points, as any mesh does.
 EXTENSION_OF_METHOD = {"exact": "closest-point", "jets": "jet", "fits": "neural", "triangles": "closest-point"}
 METHOD_WORDS = {
@@ -63,12 +62,12 @@ def reconstruct(surface: Surface, method: str = "auto") -> Reconstruction:
 
     surface: any surface. With a method other than "auto" and "exact", one without samples of its own stands for its
     points and normals.
-    method: "auto", "fits", "jets" or "triangles"; "exact": the surface itself; "best": fits, or jets or triangles where
+    method: "auto", "fits", "jets" or "triangles"; "exact": the surface itself; "best": triangles, or fits or jets where
     these are better. "auto" is "best" for clouds of 500 points or more, "jets" for smaller ones and for Gaussian
     splats, and "exact" for all other surfaces. "fits" uses jets where they are better, but never triangles.
     Raises InputError where the method is unknown, or where it finds no surface.
     """
-    if method not in (*_known(), *METHOD_OF_EXTENSION.values()):
+    if method not in (*_known(), "exact", "best"):
         raise InputError(f"Unknown reconstruction {method!r}; known: {', '.join(_known())}.")
     return _reconstruct(surface, method)
 

@@ -195,7 +195,13 @@ def wide_jets_are_better(cloud: PointCloud, fitted: NeuralCloud) -> bool:
     _, choice = choose_settings(samples)
     if not choice.error * math.sqrt(4 / choice.settings.k) < MAX_WIDE_JET_ERROR * float(fitted.expected_error.mean()):
         return False
-    near = samples.neighbours(torch.arange(len(points), device=points.device), max(choice.settings.k, ERROR_SAMPLES))
+    return noise_is_even(samples, choice)
+
+
+def noise_is_even(samples: Cloud, choice: ChosenSettings) -> bool:
+    """Whether the leave-one-out error of jets is much the same everywhere, as if it were nothing but noise."""
+    every = torch.arange(len(samples.points), device=samples.points.device)
+    near = samples.neighbours(every, max(choice.settings.k, ERROR_SAMPLES))
     height, _ = samples.predict(near, choice.settings)
     error = _rms_around(height, near)
     return float((error < MAX_LOCAL_OVER_USUAL_ERROR * choice.error).double().mean()) >= WIDE_JET_SAMPLES

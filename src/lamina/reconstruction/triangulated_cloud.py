@@ -20,6 +20,7 @@ from lamina.fits.surface_fit import ChosenSettings, Cloud, choose_settings, smoo
 from lamina.geometry.triangles import dot, triangle_areas, unit
 from lamina.linear.graph import first_of_each
 from lamina.reconstruction.enclosure import Enclosure, connected_patches, enclosure
+from lamina.reconstruction.neural_cloud import noise_is_even
 from lamina.reconstruction.triangulation import triangulate
 from lamina.search.neighbours import k_nearest, voronoi_areas
 from lamina.surfaces.mesh import Mesh
@@ -126,8 +127,8 @@ def triangulated(cloud: PointCloud) -> Joined | None:
         left_out = len(every) - len(best.rows)
         mesh.notes.append(f"{left_out} points off the surface of the others were taken for outliers and left out.")
     mesh.notes += [*specks, *_doubts(best.lids, best.error)]
-    smooth_enough = best.smoothing is None and _jets_are_better(best.samples.detach(), found, best.faces)
-    return Joined(mesh, best.reason, best.error, len(best.faces) == len(found.faces), smooth_enough)
+    jets_are_better = _jets_are_better(best, Cloud(*cloud._live_samples(), cloud._component).detach())
+    return Joined(mesh, best.reason, best.error, len(best.faces) == len(found.faces), jets_are_better)
 
 
 def _candidates(
@@ -187,14 +188,20 @@ def _doubts(lids: float, error: float) -> list[str]:
     return said
 
 
-def _jets_are_better(samples: Cloud, found: Enclosure, faces: Tensor) -> bool:
-    """Whether jets predict left-out samples far better than triangles do, which miss the arcs over their edges."""
-    normals = torch.where(dot(samples.normals, found.normals)[:, None] < 0, -samples.normals, samples.normals)
-    corners, looks = samples.points[faces], normals[faces]
-    height = dot(corners.roll(-1, 1) - corners, looks.roll(-1, 1) - looks).abs().amax(1) / 8
+def _jets_are_better(joined: _Candidate, samples: Cloud) -> bool:
+    """Whether jets predict left-out samples far better than triangles do, which miss the arcs over their edges, or
+    whether the samples are nothing but noise on a surface that wide jets follow everywhere."""
+    if joined.smoothing is not None:
+        return noise_is_even(samples, joined.smoothing)
+    points, found = joined.samples.points.detach(), joined.found
+    looks = joined.samples.normals.detach()
+    looks = torch.where(dot(looks, found.normals)[:, None] < 0, -looks, looks)
+    _, safe = choose_settings(Cloud(points, looks, joined.samples.component, joined.samples.tree))
+    corners, normals = points[joined.faces], looks[joined.faces]
+    height = dot(corners.roll(-1, 1) - corners, normals.roll(-1, 1) - normals).abs().amax(1) / 8
     areas = triangle_areas(corners)
-    _, safe = choose_settings(Cloud(samples.points, normals, samples.component, samples.tree))
-    return safe.error < MAX_JET_ERROR_OVER_ARCS * float((areas * height).sum() / areas.sum())
+    clean = safe.error < MAX_JET_ERROR_OVER_ARCS * float((areas * height).sum() / areas.sum())
+    return clean or (safe.grown and noise_is_even(samples, safe))
 
 
 def _noise_note(smoothing: ChosenSettings) -> str:
