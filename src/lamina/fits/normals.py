@@ -15,7 +15,7 @@ from lamina.search.winding import WindingTree
 # Neighbours to which a plane is fitted: at first, and at most where noise needs more. Fewer follow noise, more average
 # over curvature. A small cloud uses a quarter of its points, but at least the third number.
 FIRST_PLANE_NEIGHBOURS, MAX_PLANE_NEIGHBOURS, MIN_PLANE_NEIGHBOURS = 24, 192, 6
-EIGEN_BATCH = 2**15  # matrices decomposed at a time
+EIGEN_BATCH = 2**15  # matrices decomposed at a time; cuSOLVER fails on 2**16
 COVARIANCE_BATCH = 2**20  # neighbours whose covariances are summed at a time
 # Neighbourhoods are doubled while their height over width (median of the square root of the two smallest eigenvalues'
 # ratio) is above the first number, where noise is suspected, and falls to at most the second share of what it was. If

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lamina.fits.normals import EIGEN_BATCH
 from lamina.geometry.triangles import dot
 from lamina.search.neighbours import k_nearest
 
@@ -57,7 +58,7 @@ def _off_plane(points: Tensor) -> Tensor:
     spacing = distance[:, OUTLIER_SPACING_NEIGHBOUR]
     sparse = MIN_CLUTTER_SPACING * spacing.median()
     off = []
-    for rows in torch.arange(len(points), device=points.device).split(2**16):
+    for rows in torch.arange(len(points), device=points.device).split(EIGEN_BATCH):
         nearest = index[rows, 1]
         around = index[nearest]
         weight = (around != rows[:, None]).to(points.dtype)[..., None]

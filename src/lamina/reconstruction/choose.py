@@ -41,6 +41,9 @@ METHOD_WORDS = {
 }
 # A cloud with fewer points than this has jets by default. Fits are possible from 256 points; chosen by trial.
 MIN_POINTS_FOR_DEFAULT_FITS = 500
+# A cloud with more points than this is joined by triangles only if asked for: Delaunay's algorithm runs on one core of
+# the CPU and takes most of the time, seconds for each 100,000 points.
+MAX_POINTS_FOR_DEFAULT_TRIANGLES = 100_000
 REGISTERED: dict[str, Callable[[PointCloud], Surface]] = {}  # methods of users: what makes the surface of a cloud
 
 
@@ -183,7 +186,8 @@ def _from_samples(cloud: PointCloud, method: str) -> Reconstruction:
         return Reconstruction(REGISTERED[method](cloud), method, "it was asked for")
     if method == "jets":
         return Reconstruction(cloud, "jets", "it was asked for")
-    joined = triangulated(cloud) if method in ("triangles", "best") else None
+    few = len(cloud.points) <= MAX_POINTS_FOR_DEFAULT_TRIANGLES
+    joined = triangulated(cloud) if method == "triangles" or (method == "best" and few) else None
     if method == "triangles" and joined is None:
         raise InputError(
             f"{cloud.name}: no triangles join its {len(cloud.points)} points, because the points lie in one plane; use "

@@ -126,8 +126,9 @@ def connected_patches(faces: Tensor, normals: Tensor | None = None) -> Tensor:
 
     With normals (t, 3), only if the angle between them is less than 60 degrees.
     """
-    edges = torch.cat([faces, faces.roll(-1, 1)], 1).reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 2)
-    _, edge = torch.unique(edges.sort(1).values, dim=0, return_inverse=True)
+    one, two = faces.reshape(-1), faces.roll(-1, 1).reshape(-1)
+    highest = int(faces.max()) + 1 if len(faces) else 1
+    _, edge = torch.unique(torch.minimum(one, two) * highest + torch.maximum(one, two), return_inverse=True)
     which = torch.arange(len(faces), device=faces.device).repeat_interleave(3)
     other = which[first_of_each(edge, len(edge))[edge]]
     if normals is not None:
@@ -187,13 +188,14 @@ def _without_artefacts(tets: Tetrahedra, outside: Tensor) -> Tensor:
     corner = tets.faces[cross].reshape(-1).repeat(2)
     side = torch.cat([region[tets.behind[cross]], region[tets.ahead[cross]]]).reshape(2, -1, 1).expand(-1, -1, 3)
     # The regions of one label that each sample touches: on one sheet it touches one region of each label.
-    pairs = torch.unique(torch.stack([corner, side.reshape(-1)], 1), dim=0)
     label = torch.zeros(int(region.max()) + 1, dtype=torch.bool)
     label[region] = outside
-    touched = torch.bincount(2 * pairs[:, 0] + label[pairs[:, 1]], minlength=2 * len(tets.points))
-    shared = touched[2 * pairs[:, 0] + label[pairs[:, 1]]] > 1
+    pairs = torch.unique(corner * len(label) + side.reshape(-1))
+    sample, touching = torch.div(pairs, len(label), rounding_mode="floor"), pairs % len(label)
+    touched = torch.bincount(2 * sample + label[touching], minlength=2 * len(tets.points))
+    shared = touched[2 * sample + label[touching]] > 1
     samples, common = (
-        torch.bincount(pairs[:, 1], weights=w, minlength=len(label))
+        torch.bincount(touching, weights=w, minlength=len(label))
         for w in (torch.ones_like(shared, dtype=torch.float64), shared.double())
     )
     size = torch.bincount(region, minlength=len(label))
