@@ -201,7 +201,7 @@ def test_thin_parts_whose_samples_fits_leave_out_are_joined_by_triangles():
     """A lens 0.1 thick, from samples 0.027 apart: fits take the sides of its rim for each other."""
     triangles, fits = compare_with_fits(lamina.Ellipsoid(1, 0.3, 0.05), 3000, 0.1)
     assert triangles < 0.25 * fits
-    assert triangles < 0.003
+    assert triangles < 0.004
 
 
 def test_a_lid_that_normals_half_agree_with_is_left_out():
