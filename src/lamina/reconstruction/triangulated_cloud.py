@@ -46,8 +46,8 @@ MIN_NOISE_PER_TURN = 0.7
 # Points that look like outliers are left out if the doubtful area is less than this part of what it is with them.
 # Outliers raise it tenfold; sparse parts and edges, whose points look alike, do not change it much.
 MAX_DOUBT_WITHOUT_OUTLIERS = 0.5
-# Noisy samples enclose no volume if the area of their triangles, without long ones, exceeds this multiple of the area of
-# their cells in tangent planes: of a flat sheet the triangles are both sides. Without noise both sides are not short.
+# Noisy samples enclose no volume if the area of their triangles, without long ones, exceeds this multiple of the area
+# of their cells in tangent planes: of a flat sheet the triangles are both sides.
 MAX_AREA_OVER_CELLS = 1.5
 NOISE_NEIGHBOURS = 8  # neighbours of each sample whose chords are measured for noise
 # Two neighbours lie on the same sheet if the cosine between their normals is larger than this (60 degrees).
